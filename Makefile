@@ -1,0 +1,40 @@
+# Everything from a bare checkout: each target sets up its own .venv first.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.PHONY: demo test check verify render setup clean
+.DEFAULT_GOAL := help
+
+help:            ## list the targets
+	@grep -hE '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed 's/: .*##/\t/'
+
+setup: $(STAMP)  ## create .venv with everything installed
+
+# The torch build is chosen first: a plain requirement would pull a CUDA build of several GB.
+$(STAMP): pyproject.toml scripts/setup.sh
+	PYTHON="$(PYTHON)" VENV="$(VENV)" bash scripts/setup.sh
+	@touch $@
+
+demo: $(STAMP)   ## check and prove the spec, answer prompts over 1P+1D, replay the trace
+	$(BIN)/rlt-engine demo
+
+test: $(STAMP)   ## run every test
+	$(BIN)/python -m pytest
+
+check: $(STAMP)  ## lint, types, and that documents and diagrams are up to date
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/rlt-spec check
+	$(BIN)/rlt-spec render --check
+
+verify: $(STAMP) ## prove the shipped spec, quick scopes
+	$(BIN)/rlt-verify run --scope quick
+
+render: $(STAMP) ## regenerate docs/machines from spec/
+	$(BIN)/rlt-spec render
+
+clean:           ## remove the environment and caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,1 @@
+"""The prefill/decode engine: pure cores driven by the compiled spec, and the shells around them."""
