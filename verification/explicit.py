@@ -1,0 +1,279 @@
+"""Explicit search: every reachable state of a scope, breadth first, so that the first trace is a shortest one.
+
+Safety (always, lemmas, and the obligations `handled:` and `in_order:` that the spelled-out system
+brings) is checked on each state and step as it is found. With `edges`, the graph is kept for
+`liveness.py`. A counter that would leave its field makes the answer Unknown, never Proved.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlt_fsm.expr import BOOL, Const, Node, conj, neg
+from rlt_fsm.ground import Flat
+from verification.result import Move, Result, Trace
+from verification.slicing import Sliced, slice_scope
+from verification.store import StateStore
+from verification.vector import Column, Layout, Program, Update, initial_values
+
+CHUNK = 1 << 14
+
+
+@dataclass(slots=True)
+class Graph:
+    """What a finished search leaves for liveness: states, edges, and how to show a path."""
+
+    flat: Flat
+    sliced: Sliced
+    layout: Layout
+    store: StateStore
+    parent: NDArray[np.int32]
+    via: NDArray[np.int16]
+    source: NDArray[np.int32]
+    target: NDArray[np.int32]
+    step: NDArray[np.int16]
+
+    def evaluate(self, node: Node) -> NDArray[np.bool_]:
+        """The truth of a formula in every state."""
+        folded = self.sliced.fold(node)
+        if isinstance(folded, Const):
+            return np.full(self.store.count, bool(folded.value))
+        out = np.empty(self.store.count, bool)
+        program = Program(self.layout, [folded])
+        for low in range(0, self.store.count, CHUNK):
+            rows = self.store.rows[low : min(low + CHUNK, self.store.count)]
+            columns = list(self.layout.columns(rows).values())
+            out[low : low + len(rows)] = program.run(columns, len(rows))[0]
+        return out
+
+    def path(self, state: int) -> list[tuple[int, int]]:
+        """(step, state) pairs from the initial state to `state`."""
+        out = []
+        while self.parent[state] >= 0:
+            out.append((int(self.via[state]), state))
+            state = int(self.parent[state])
+        return out[::-1]
+
+    def trace(self, state: int, more: list[tuple[int, int]] | None = None, loop: bool = False) -> Trace:
+        """The shortest run to `state`, then the steps of `more` (a cycle if `loop`)."""
+        stem = self.path(state)
+        moves: list[Move] = []
+        before = self.layout.unpack(self.store.rows[0])
+        for place, after_id in stem + (more or []):
+            after = self.layout.unpack(self.store.rows[after_id])
+            changed = {k: (before[k], after[k]) for k in after if after[k] != before[k]}
+            moves.append(Move(self.flat.steps[place].label, place, changed))
+            before = after
+        return Trace(tuple(moves), len(stem) if loop else None, before)
+
+
+@dataclass(slots=True)
+class Search:
+    """The outcome of one search: results by name, figures, and the graph if it was kept."""
+
+    results: list[Result]
+    figures: dict[str, float | int | str]
+    witnessed: set[str] = field(default_factory=set)
+    fired: set[int] = field(default_factory=set)
+    graph: Graph | None = None
+
+
+def search(
+    flat: Flat,
+    scope: str,
+    *,
+    edges: bool = False,
+    max_states: int = 60_000_000,
+    counter_bits: int = 3,
+    progress: bool = False,
+    lemmas: bool = True,
+    only: set[str] | None = None,
+) -> Search:
+    """Explore `flat` to the end, or to the first violation.
+
+    max_states: above it the answer is Unknown. counter_bits: width of a counter's field; a value that
+    does not fit gives Unknown with the variable's name, a negative one is a violation `bounds`.
+    """
+    started = time.perf_counter()
+    sliced = slice_scope(flat)
+    layout = Layout(sliced.vars.values(), counter_bits)
+    checks: list[tuple[str, str, Node]] = []  # (name, kind, condition that must hold)
+    for name, item, formula, _ in flat.properties():
+        if item.kind == "always" or (item.kind == "lemma" and lemmas):
+            checks.append((name, item.kind, sliced.fold(formula)))
+    for obligation in flat.obligations:
+        pending, accepted = sliced.fold(obligation.pending), sliced.fold(obligation.accepted)
+        checks.append((obligation.name, "handled", neg(conj(pending, neg(accepted)))))
+    merged: dict[str, Node] = {}
+    for _, step in sliced.steps:
+        for name, condition in step.asserts:
+            bad = conj(step.guard, neg(condition))
+            merged[name] = conj(merged[name], neg(bad)) if name in merged else neg(bad)
+    checks += [(name, "in_order", node) for name, node in merged.items()]
+    if only is not None:
+        checks = [c for c in checks if c[0].split("[")[0] in only or c[1] == "always" and c[0] in only]
+    witnesses = [(n, sliced.fold(f)) for n, p, f, _ in flat.properties() if p.kind == "sometimes"]
+
+    results: list[Result] = []
+    live_checks = []
+    for name, kind, node in checks:
+        if isinstance(node, Const):
+            if not node.value:
+                results.append(Result(name, kind, "explicit", scope, "refuted", "false in every state", Trace(())))
+            continue
+        live_checks.append((name, kind, node))
+    found: set[str] = {n for n, f in witnesses if isinstance(f, Const) and f.value}
+    open_witnesses = [(n, f) for n, f in witnesses if not isinstance(f, Const)]
+
+    guards = [step.guard for _, step in sliced.steps]
+    roots = guards + [n for _, _, n in live_checks] + [f for _, f in open_witnesses]
+    program = Program(layout, roots)
+    updates = [Update(layout, step) for _, step in sliced.steps]
+    store = StateStore(layout.words)
+    first = {k: v for k, v in initial_values(flat).items() if k in layout.fields}
+    store.add(layout.pack(first))
+    parent = np.full(1 << 16, -1, np.int32)
+    via = np.full(1 << 16, -1, np.int16)
+    out_source: list[NDArray[np.int32]] = []
+    out_target: list[NDArray[np.int32]] = []
+    out_step: list[NDArray[np.int16]] = []
+    fired: set[int] = set()
+    done, transitions, depth, level_end = 0, 0, 0, 1
+    unknown = ""
+    violation: tuple[str, str, int] | None = None
+    last_shown = started
+
+    while done < store.count and violation is None and not unknown:
+        if done >= level_end:
+            depth += 1
+            level_end = store.count
+        high = min(done + CHUNK, level_end)
+        rows = store.rows[done:high].copy()
+        n = len(rows)
+        columns = layout.columns(rows)
+        values = program.run(list(columns.values()), n)
+        for (name, kind, _), ok in zip(live_checks, values[len(guards) :], strict=False):
+            if not ok.all():
+                violation = (name, kind, done + int(np.flatnonzero(~ok)[0]))
+                break
+        if violation is not None:
+            break
+        base = len(guards) + len(live_checks)
+        still = []
+        for (name, formula), hit in zip(open_witnesses, values[base:], strict=True):
+            if name not in found and hit.any():
+                found.add(name)
+            still.append((name, formula))
+        successors: list[NDArray[np.uint64]] = []
+        froms: list[NDArray[np.int64]] = []
+        steps: list[NDArray[np.int16]] = []
+        for place, ((number, _), mask) in enumerate(zip(sliced.steps, values, strict=False)):
+            idx = np.flatnonzero(mask)
+            if not idx.size:
+                continue
+            fired.add(number)
+            rows_after, wrong = updates[place].apply(rows, idx, columns)
+            if wrong:
+                unknown = f"'{wrong}' leaves its field of {counter_bits} bits in step '{flat.steps[number].label}'"
+                below = _below_zero(updates[place], wrong, columns, idx)
+                if below is not None:
+                    violation = (f"bounds:{wrong}", "bounds", done + below)
+                    unknown = ""
+                break
+            successors.append(rows_after)
+            froms.append(idx + done)
+            steps.append(np.full(len(idx), number, np.int16))
+        if violation is not None or unknown:
+            break
+        done = high
+        if successors:
+            batch = np.concatenate(successors)
+            origin = np.concatenate(froms)
+            number_of = np.concatenate(steps)
+            transitions += len(batch)
+            before = store.count
+            ids, new = store.add(batch)
+            if store.count > len(parent):
+                size = max(2 * len(parent), store.count)
+                parent = np.concatenate([parent, np.full(size - len(parent), -1, np.int32)])
+                via = np.concatenate([via, np.full(size - len(via), -1, np.int16)])
+            parent[before : store.count] = origin[new]
+            via[before : store.count] = number_of[new]
+            if edges:
+                out_source.append(origin.astype(np.int32))
+                out_target.append(ids.astype(np.int32))
+                out_step.append(number_of)
+        if store.count > max_states:
+            unknown = f"more than {max_states:,} states"
+        now = time.perf_counter()
+        if progress and now - last_shown > 2:
+            last_shown = now
+            rate = store.count / (now - started)
+            print(
+                f"  {scope}: {store.count:,} states, {store.count - done:,} to go, depth {depth}, {rate:,.0f} states/s",
+                file=sys.stderr,
+            )
+
+    seconds = time.perf_counter() - started
+    figures: dict[str, float | int | str] = {
+        "states": store.count,
+        "transitions": transitions,
+        "depth": depth,
+        "seconds": round(seconds, 3),
+        "bits": layout.bits,
+        "memory_mb": round((store.nbytes() + parent.nbytes + via.nbytes) / 1e6, 1),
+    }
+    empty32, empty16 = np.empty(0, np.int32), np.empty(0, np.int16)
+    graph = Graph(
+        flat,
+        sliced,
+        layout,
+        store,
+        parent,
+        via,
+        np.concatenate(out_source) if out_source else empty32,
+        np.concatenate(out_target) if out_target else empty32,
+        np.concatenate(out_step) if out_step else empty16,
+    )
+    refuted = {r.name for r in results}
+    if violation is not None:
+        name, kind, state = violation
+        trace = graph.trace(state)
+        results.append(Result(name, kind, "explicit", scope, "refuted", _why(flat, name, kind), trace, figures))
+        refuted.add(name)
+    complete = violation is None and not unknown
+    for name, kind, _ in checks:
+        if name in refuted:
+            continue
+        verdict = "proved" if complete else "unknown"
+        why = "" if complete else unknown or "the search stopped at another violation"
+        results.append(Result(name, kind, "explicit", scope, verdict, why, None, figures))
+    return Search(results, figures, found, fired, graph if edges and complete else None)
+
+
+def _why(flat: Flat, name: str, kind: str) -> str:
+    if kind == "handled":
+        return f"'{name.removeprefix('handled:')}' happens, and no row or ignore takes it there"
+    if kind == "in_order":
+        return f"'{name.removeprefix('in_order:')}' is sent while a message of its rank or above is still on the channel"
+    if kind == "bounds":
+        return f"'{name.removeprefix('bounds:')}' would go below zero"
+    return next((p.doc for p in flat.system.properties if p.name == name.split("[")[0]), "")
+
+
+def _below_zero(update: Update, name: str, columns: dict[str, Column], idx: NDArray[np.int64]) -> int | None:
+    """The first row in which the variable would go below its lowest value, if any."""
+    from verification.vector import evaluate_columns
+
+    for place, value, names in update.computed:
+        if place.var.name == name and place.var.type != BOOL:
+            new = evaluate_columns(value, {n: columns[n][idx] for n in names})
+            low = np.flatnonzero(new < place.var.lo)
+            if low.size:
+                return int(idx[low[0]])
+    return None

@@ -1,0 +1,223 @@
+"""The NumPy reading: a flat system as code over columns, one array operation for a whole frontier.
+
+States are rows of bytes; no variable straddles a byte, so that a column is one strided read. All
+guards and properties of a system become one straight-line program in which every common
+sub-expression is computed once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlt_fsm.expr import BOOL, Const, Enum, Node, Op, Ref, refs
+from rlt_fsm.ground import Flat, FlatVar, Step
+
+Column = NDArray[np.generic]
+
+NUMPY = {
+    "implies": "~{0} | {1}",
+    "or": "{0} | {1}",
+    "and": "{0} & {1}",
+    "not": "~{0}",
+    "==": "{0} == {1}",
+    "!=": "{0} != {1}",
+    "<=": "{0} <= {1}",
+    ">=": "{0} >= {1}",
+    "<": "{0} < {1}",
+    ">": "{0} > {1}",
+    "+": "{0} + {1}",
+    "-": "{0} - {1}",
+    "ite": "where({0}, {1}, {2})",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """Where a variable lies in a state: byte, bit, width; its value is the bits plus `lo`."""
+
+    var: FlatVar
+    byte: int
+    shift: int
+    width: int
+
+    @property
+    def top(self) -> int:
+        """The largest value that fits."""
+        return self.var.lo + (1 << self.width) - 1
+
+
+class Layout:
+    """Every variable's field, and the size of a state in 64-bit words."""
+
+    def __init__(self, variables: Iterable[FlatVar], counter_bits: int) -> None:
+        self.fields: dict[str, Field] = {}
+        used: list[int] = []
+        sized = []
+        for var in variables:
+            width = counter_bits if var.hi is None else max(1, (var.hi - var.lo).bit_length())
+            sized.append((width, var))
+        for width, var in sorted(sized, key=lambda item: -item[0]):
+            byte = next((i for i, bits in enumerate(used) if bits + width <= 8), None)
+            if byte is None:
+                byte = len(used)
+                used.append(0)
+            self.fields[var.name] = Field(var, byte, used[byte], width)
+            used[byte] += width
+        self.bits = sum(used)
+        self.words = max(1, (len(used) + 7) // 8)
+
+    def pack(self, values: dict[str, int]) -> NDArray[np.uint64]:
+        """One state from flat values, as a row of words [1, words]."""
+        row = np.zeros(self.words * 8, np.uint8)
+        for name, value in values.items():
+            place = self.fields[name]
+            row[place.byte] |= (int(value) - place.var.lo) << place.shift
+        return row.view(np.uint64)[None, :]
+
+    def unpack(self, row: NDArray[np.uint64]) -> dict[str, int]:
+        """The flat values of one state."""
+        data = row.view(np.uint8)
+        return {
+            name: (int(data[f.byte]) >> f.shift & (1 << f.width) - 1) + f.var.lo for name, f in self.fields.items()
+        }
+
+    def columns(self, rows: NDArray[np.uint64]) -> dict[str, Column]:
+        """Every variable's values over `rows` [n, words]: bool, or int8."""
+        data = rows.view(np.uint8)
+        out: dict[str, Column] = {}
+        for name, f in self.fields.items():
+            raw = data[:, f.byte] >> np.uint8(f.shift) & np.uint8((1 << f.width) - 1)
+            out[name] = raw.astype(bool) if f.var.type == BOOL else raw.astype(np.int8) + np.int8(f.var.lo)
+        return out
+
+
+class Program:
+    """Straight-line NumPy code for many expressions, each distinct sub-expression once."""
+
+    def __init__(self, layout: Layout, roots: Sequence[Node]) -> None:
+        self.index = {name: place for place, name in enumerate(layout.fields)}
+        self.lines: list[str] = []
+        self.known: dict[object, str] = {}
+        outputs = [self.emit(root) for root in roots]
+        body = "\n    ".join(self.lines) or "pass"
+        source = f"def run(c, where):\n    {body}\n    return [{', '.join(outputs)}]\n"
+        space: dict[str, Callable[..., list[Column]]] = {"int8": np.int8}  # type: ignore[dict-item]
+        exec(compile(source, "<numpy reading>", "exec"), space)
+        self.run_raw = space["run"]
+
+    def emit(self, node: Node) -> str:
+        if isinstance(node, Const):
+            return repr(bool(node.value)) if node.type == BOOL else f"int8({int(node.value)})"
+        if isinstance(node, Ref):
+            return f"c[{self.index[node.name]}]"
+        assert isinstance(node, Op)
+        args = [self.emit(a) for a in node.args]
+        if node.op in ("not", "implies") and args[0] in ("True", "False"):
+            raise TypeError("a constant should have been folded away")
+        text = NUMPY[node.op].format(*args)
+        name = self.known.get(text)
+        if name is None:
+            name = f"t{len(self.lines)}"
+            self.known[text] = name
+            self.lines.append(f"{name} = {text}")
+        return name
+
+    def run(self, columns: Sequence[Column], n: int) -> list[Column]:
+        """The value of every root over n states; constants are broadcast."""
+        out = self.run_raw(columns, np.where)
+        return [np.full(n, value) if isinstance(value, bool | np.generic) else value for value in out]
+
+
+class Update:
+    """What one step writes, over the rows in which it fires."""
+
+    def __init__(self, layout: Layout, step: Step) -> None:
+        self.layout = layout
+        self.masks: dict[int, tuple[int, int]] = {}  # byte -> (bits to keep, constant bits to set)
+        self.computed: list[tuple[Field, Node, tuple[str, ...]]] = []
+        for name, value in step.updates.items():
+            place = layout.fields.get(name)
+            if place is None:
+                continue  # never changes in this scope
+            keep, put = self.masks.get(place.byte, (0xFF, 0))
+            keep &= ~(((1 << place.width) - 1) << place.shift) & 0xFF
+            if isinstance(value, Const):
+                put |= (int(value.value) - place.var.lo) << place.shift
+            elif isinstance(value, Ref) and value.name == name:
+                continue
+            else:
+                self.computed.append((place, value, tuple({r.name for r in refs(value)})))
+            self.masks[place.byte] = (keep, put)
+
+    def apply(
+        self, rows: NDArray[np.uint64], idx: NDArray[np.int64], columns: dict[str, Column]
+    ) -> tuple[NDArray[np.uint64], str]:
+        """The successors of the rows `idx`, and the name of a variable that left its range, or ''."""
+        out = rows[idx]
+        data = out.view(np.uint8)
+        wrong = ""
+        late = []
+        for place, value, names in self.computed:
+            local = {name: columns[name][idx] for name in names}
+            new = evaluate_columns(value, local)
+            if place.var.type != BOOL and not isinstance(place.var.type, Enum):
+                if new.size and (int(new.min()) < place.var.lo or int(new.max()) > place.top):
+                    wrong = place.var.name
+            late.append((place, new))
+        for byte, (keep, put) in self.masks.items():
+            data[:, byte] = data[:, byte] & np.uint8(keep) | np.uint8(put)
+        for place, new in late:
+            bits = (new.astype(np.int16) - place.var.lo).astype(np.uint8) & np.uint8((1 << place.width) - 1)
+            data[:, place.byte] |= bits << np.uint8(place.shift)
+        return out, wrong
+
+
+def evaluate_columns(node: Node, columns: dict[str, Column]) -> Column:
+    """One expression over columns, by walking the tree (updates are small)."""
+    if isinstance(node, Const):
+        return np.bool_(node.value) if node.type == BOOL else np.int8(node.value)  # type: ignore[return-value]
+    if isinstance(node, Ref):
+        return columns[node.name]
+    assert isinstance(node, Op)
+    a = [evaluate_columns(arg, columns) for arg in node.args]
+    match node.op:
+        case "and":
+            return a[0] & a[1]
+        case "or":
+            return a[0] | a[1]
+        case "not":
+            return ~a[0]
+        case "implies":
+            return ~a[0] | a[1]
+        case "ite":
+            return np.where(a[0], a[1], a[2])
+        case "+":
+            return a[0] + a[1]
+        case "-":
+            return a[0] - a[1]
+        case "==":
+            return a[0] == a[1]
+        case "!=":
+            return a[0] != a[1]
+        case "<=":
+            return a[0] <= a[1]
+        case ">=":
+            return a[0] >= a[1]
+        case "<":
+            return a[0] < a[1]
+        case ">":
+            return a[0] > a[1]
+    raise TypeError(f"no NumPy reading for '{node.op}'")
+
+
+def initial_values(flat: Flat) -> dict[str, int]:
+    """The flat values of the initial state of a scope whose constants are numbers."""
+    out: dict[str, int] = {}
+    for name, var in flat.vars.items():
+        assert isinstance(var.init, Const), name
+        out[name] = int(var.init.value)
+    return out
