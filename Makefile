@@ -18,7 +18,10 @@ $(STAMP): pyproject.toml scripts/setup.sh
 	@touch $@
 
 demo: $(STAMP)   ## check and prove the spec, answer prompts over 1P+1D, replay the trace
-	$(BIN)/rlt-engine demo
+	$(BIN)/rlt-spec check
+	$(BIN)/rlt-verify run --scope quick
+	$(BIN)/rlt-engine demo --trace runs/demo
+	$(BIN)/rlt-spec replay runs/demo/*.jsonl
 
 test: $(STAMP)   ## run every test
 	$(BIN)/python -m pytest

@@ -312,16 +312,22 @@ class _Parser:
                 left = Op(left.op, left.args, left.type, at)
         else:
             left = self.atom()
+        compared = False
         while True:
             token = self.now
             if token.text == "in" or (token.text == "not" and self.tokens[self.place + 1].text == "in"):
                 if floor > 5:
                     return left
+                self.no_chain(compared, token)
                 left = self.membership(left)
+                compared = True
                 continue
             op = OPERATORS.get(token.text)
             if op is None or op.name in ("not", "ite") or op.precedence < floor:
                 return left
+            if op.precedence == 5:
+                self.no_chain(compared, token)
+            compared = op.precedence == 5
             self.take()
             # implies is right associative; the rest bind to the left
             right = self.binary(op.precedence if op.name == "implies" else op.precedence + 1)
@@ -334,6 +340,17 @@ class _Parser:
             else:
                 left, right = self.same(left, right, token.at)
             left = Op(op.name, (left, right), op.gives, token.at)
+
+    def no_chain(self, compared: bool, token: _Token) -> None:
+        """Refuse `a < b < c` and `a == b == c`, which Python would read in a way of its own."""
+        if compared:
+            raise self.fail(
+                "bad-expression",
+                "comparisons do not chain",
+                token.at,
+                len(token.text),
+                "write `a < b and b < c`, or put one of them in brackets",
+            )
 
     def membership(self, left: Node) -> Node:
         negated = self.now.text == "not"
@@ -440,15 +457,12 @@ class _Parser:
         if field:
             known = self.scope.fields.get(text)
             if known is None:
-                raise self.fail(
-                    "unknown-name", f"'{text}' is not known here", token.at, len(text), suggest(text, self.scope.known())
-                )
+                hint = suggest(text, self.scope.known())
+                raise self.fail("unknown-name", f"'{text}' is not known here", token.at, len(text), hint)
             sorts, members = known
             symbol = members.get(field)
             if symbol is None:
-                raise self.fail(
-                    "unknown-name", f"'{text}' has no '{field}'", token.at, length, suggest(field, members)
-                )
+                raise self.fail("unknown-name", f"'{text}' has no '{field}'", token.at, length, suggest(field, members))
             wanted = sorts
         else:
             found = self.scope.names.get(text)
@@ -509,11 +523,14 @@ class _Parser:
 def parse(text: str, scope: Scope, span: Span, want: Type | None = None) -> Node:
     """Read `text` in `scope`. `span` is where the text stands, for errors.
 
-    Raises SpecError (kinds: bad-expression, unknown-name, unknown-state, type-mismatch, bad-index,
-    world-in-guard) that points into the text.
+    Raises SpecError (kinds: bad-expression, unknown-name, unknown-state, unknown-value, type-mismatch,
+    bad-index, world-in-guard) that points into the text.
     """
     parser = _Parser(text, scope, span)
-    node = parser.parse()
+    try:
+        node = parser.parse()
+    except RecursionError:
+        raise parser.fail("bad-expression", "it nests too deep", 0, len(text), "split it into conjuncts") from None
     if want is not None:
         if isinstance(want, Enum) and isinstance(node, Ref) and node.type == Enum("?", ()):
             if node.name in want.names:
@@ -673,19 +690,60 @@ def show(node: Node) -> str:
         return f"add({node.of}, {node.item})"
     if isinstance(node, Quant):
         return f"{node.kind}({', '.join(node.binders)}: {show(node.body)})"
+    one_of = _one_of(node)
+    if one_of is not None:
+        return f"{_wrap(one_of[0], 6)} in {{{', '.join(show(value) for value in one_of[1])}}}"
     if node.op == "not":
-        return f"not {_wrap(node.args[0], 4)}"
+        inner = node.args[0]
+        one_of = _one_of(inner)
+        if one_of is not None:
+            return f"{_wrap(one_of[0], 6)} not in {{{', '.join(show(value) for value in one_of[1])}}}"
+        if isinstance(inner, Member):
+            return f"{inner.item} not in {inner.of}"
+        return f"not {_wrap(inner, 4)}"
     if node.op == "ite":
-        return f"{show(node.args[1])} if {show(node.args[0])} else {show(node.args[2])}"
+        return f"{_wrap(node.args[1], 1)} if {_wrap(node.args[0], 1)} else {show(node.args[2])}"
     level = OPERATORS[node.op].precedence
-    return f"{_wrap(node.args[0], level)} {node.op} {_wrap(node.args[1], level + 1)}"
+    # `implies` binds to the right; comparisons do not chain; the rest bind to the left
+    left = level + 1 if node.op == "implies" or level == 5 else level
+    right = level if node.op == "implies" else level + 1
+    return f"{_wrap(node.args[0], left)} {node.op} {_wrap(node.args[1], right)}"
 
 
 def _wrap(node: Node, level: int) -> str:
     text = show(node)
-    if isinstance(node, Op) and OPERATORS[node.op].precedence < level:
-        return f"({text})"
-    return text
+    return f"({text})" if _binds(node) < level else text
+
+
+def _binds(node: Node) -> int:
+    """How tight the text of `node` holds together: a precedence of the operator table."""
+    if isinstance(node, Member) or _one_of(node) is not None:
+        return 5
+    if isinstance(node, Op):
+        if node.op == "not" and (isinstance(node.args[0], Member) or _one_of(node.args[0]) is not None):
+            return 5
+        return OPERATORS[node.op].precedence
+    return 9
+
+
+def _one_of(node: Node) -> tuple[Node, list[Const]] | None:
+    """(x, [a, b]) where the node says `x == a or x == b` of an enum: what `x in {a, b}` is read as."""
+    if not (isinstance(node, Op) and node.op == "or"):
+        return None
+    left, right = node.args
+    if not (isinstance(right, Op) and right.op == "==" and isinstance(right.type, str)):
+        return None
+    subject, value = right.args
+    if not (isinstance(value, Const) and isinstance(value.type, Enum)):
+        return None
+    before = _one_of(left)
+    if before is not None:
+        return (subject, [*before[1], value]) if before[0] == subject else None
+    if isinstance(left, Op) and left.op == "==" and left.args[0] == subject:
+        first = left.args[1]
+        if isinstance(first, Const) and isinstance(first.type, Enum):
+            return subject, [first, value]
+    return None
 
 
 def conjuncts(node: Node) -> list[Node]:

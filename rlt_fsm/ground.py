@@ -303,7 +303,21 @@ class _Grounder:
         r = binding.get(self.system.generation)
         if not action.event:
             step = Step(
-                label, action.name, tuple(binding.items()), "", "", "", {}, (), when, updates, (), (), (), label, action.fair
+                label,
+                action.name,
+                tuple(binding.items()),
+                "",
+                "",
+                "",
+                {},
+                (),
+                when,
+                updates,
+                (),
+                (),
+                (),
+                label,
+                action.fair,
             )
             flat.steps.append(step)
             return
@@ -415,7 +429,9 @@ class _Grounder:
             guard = conj(when, self.alive(process_name), *(test for _, _, test in combination))
             if contradictory(guard):
                 continue
-            out += self.combine(label, action, binding, process, event, to, r, fields, guard, base, combination, group, fair)
+            out += self.combine(
+                label, action, binding, process, event, to, r, fields, guard, base, combination, group, fair
+            )
         return out
 
     def combine(

@@ -114,8 +114,9 @@ class _Loader:
     def read(self, path: Path, only: set[str] | None = None) -> None:
         """Read one file; with `only`, keep just those machines of it (and nothing where it has none)."""
         shown = _shown(path)
+        found: list[Finding] = []  # what is wrong with a file that is only looked into is not this spec's business
         try:
-            text, documents = read_documents(path, shown, self.findings)
+            text, documents = read_documents(path, shown, found)
         except SpecError as error:
             self.sources.update(error.sources)
             if only is None:
@@ -124,6 +125,9 @@ class _Loader:
         if only is not None and not any(d.word("machine") in only for d in documents if d.kind == "map"):
             return
         self.sources[shown] = text
+        self.findings.extend(found)
+        if not documents:
+            self.error("no-spec", "the file holds no machine and no system", Span(shown, 1, 1), "start with 'machine:'")
         for raw in documents:
             if raw.kind != "map" or not ({"machine", "system"} & set(raw.entries)):
                 self.error(
@@ -150,8 +154,11 @@ class _Loader:
         """Note the types of a machine's state and variables, so that others can read them."""
         states = tuple(state for state, _ in raw.pairs("states"))
         types: dict[str, Type] = {"state": Enum(f"{name} state", states)}
-        for given, value in raw.pairs("given"):
-            self.fresh(given, types, value.span, name)
+        per = raw.get("per")
+        if per is not None and per.text != "generation":
+            self.error("unknown-value", f"'{per.text}' is not what a machine can be per", per.span, "known: generation")
+        for given in raw.entries["given"].entries if raw.get("given") else ():
+            self.fresh(given, types, raw.entries["given"].keys[given], name)
             types[given] = INT
         for var, value in raw.pairs("vars"):
             self.fresh(var, types, raw.entries["vars"].keys[var], name)
@@ -207,7 +214,9 @@ class _Loader:
             fields[alias] = ((), {k: Symbol(t) for k, t in self.types[target.text].items()})
         names = {k: Symbol(t) for k, t in types.items()}
         given = {
-            key: model.Variable(key, "counter", INT, Const(0, INT), value.word("doc"), span=value.span)
+            key: model.Variable(
+                key, "counter", INT, Const(0, INT), value.word("doc"), span=raw.entries["given"].keys[key]
+            )
             for key, value in raw.pairs("given")
         }
         init_scope = Scope({k: Symbol(INT) for k in given})
@@ -242,6 +251,7 @@ class _Loader:
             takes[event] = {}
             for key, decl in value.entries.items():
                 kind = decl.word("type")
+                self.fresh(key, types, value.keys[key], name)
                 if kind not in ("bool", "counter", "index"):
                     self.error(
                         "unknown-type",
@@ -250,7 +260,8 @@ class _Loader:
                         suggest(kind, ("bool", "counter", "index")),
                     )
                 type_ = BOOL if kind == "bool" else INT
-                takes[event][key] = model.Variable(key, kind, type_, self.default(type_), decl.word("doc"))
+                span_ = value.keys[key]
+                takes[event][key] = model.Variable(key, kind, type_, self.default(type_), decl.word("doc"), span=span_)
         transitions: list[model.Transition] = []
         for place, row in enumerate(raw.entries["transitions"].items):
             transitions.append(self.transition(name, place, row, names, fields, states, takes, types))
@@ -373,6 +384,13 @@ class _Loader:
                     out.append(model.Send(to, item.text, {}, item.span))
                 elif item.kind == "map":
                     for message, fields in item.entries.items():
+                        if fields.kind != "map":
+                            self.error(
+                                "wrong-type",
+                                f"the fields of '{message}' must be a mapping",
+                                fields.span,
+                                "write {message: {field: value}}, or the message alone if it has no fields",
+                            )
                         values = {k: self.expr(v, scope, None) for k, v in fields.entries.items()}
                         out.append(model.Send(to, message, values, item.keys[message]))
                 else:
@@ -419,6 +437,7 @@ class _SystemReader:
             for _, value in raw.pairs(kind):
                 for word in value.words("per"):
                     self.known(word, self.sorts, "sort")
+        self.distinct()
         consts = {key: value.text for key, value in raw.pairs("consts")}
         const_names = {key: Symbol(INT) for key in consts}
         world: dict[str, model.Variable] = {}
@@ -436,9 +455,7 @@ class _SystemReader:
             default: Node = FALSE if kind == "bool" else Const(NONE_VALUE if kind in self.sorts else 0, INT)
             init = default if first is None else loader.expr(first, Scope(const_names), type_)
             per = tuple(w.text for w in value.words("per"))
-            world[key] = model.Variable(
-                key, kind, type_, init, value.word("doc"), per, raw.entries["world"].keys[key]
-            )
+            world[key] = model.Variable(key, kind, type_, init, value.word("doc"), per, raw.entries["world"].keys[key])
         names = {**const_names, **{k: Symbol(v.type, v.per) for k, v in world.items()}}
         processes = self.processes(world, const_names)
         channels = self.channels(processes)
@@ -462,16 +479,14 @@ class _SystemReader:
         for key, value in raw.pairs("lemmas"):
             formula = loader.expr(value.entries["holds"], scope, BOOL)
             properties.append(
-                model.Property(
-                    key, "lemma", formula, None, value.word("serves"), span=raw.entries["lemmas"].keys[key]
-                )
+                model.Property(key, "lemma", formula, None, value.word("serves"), span=raw.entries["lemmas"].keys[key])
             )
         names_seen: dict[str, Span] = {}
         for item in properties:
             if item.name in names_seen:
                 loader.error("duplicate-key", f"'{item.name}' names two properties", item.span, "rename one of them")
             names_seen[item.name] = item.span
-        scopes = {key: self.scope_def(key, value, consts) for key, value in raw.pairs("scopes")}
+        scopes = {key: self.scope_def(key, value, consts, processes) for key, value in raw.pairs("scopes")}
         standalone: list[str] = []
         for word in raw.words("standalone"):
             if self.known(word, self.machines, "machine"):
@@ -494,6 +509,58 @@ class _SystemReader:
             raw.span,
         )
 
+    def distinct(self) -> None:
+        """Refuse one name for two things that an expression of the system may name."""
+        seen: dict[str, str] = {}
+        places = [
+            (word, span, what)
+            for what, key in (
+                ("an instance sort", "instances"),
+                ("a constant", "consts"),
+                ("a world variable", "world"),
+            )
+            for word, span in (self.raw.entries[key].keys.items() if self.raw.get(key) else ())
+        ]
+        places += [
+            (word, span, "a channel")
+            for word, span in (self.raw.entries["channels"].keys.items() if self.raw.get("channels") else ())
+        ]
+        for _, process in self.raw.pairs("processes"):
+            places += [(word.text, word.span, "a machine") for word in process.words("machines")]
+            shared = process.get("shared")
+            places += [(word, span, "a shared instance") for word, span in (shared.keys.items() if shared else ())]
+        for word, span, what in places:
+            if word in seen and not (what == "a machine" and seen[word] == what):
+                self.loader.error("name-clash", f"'{word}' is {seen[word]} and {what}", span, "rename one of them")
+            seen.setdefault(word, what)
+
+    def once(self, words: Sequence[Raw], what: str) -> None:
+        """Refuse a list that names something twice."""
+        seen: set[str] = set()
+        for word in words:
+            if word.text in seen:
+                self.loader.error(
+                    "duplicate-name", f"'{word.text}' stands twice among {what}", word.span, "name it once"
+                )
+            seen.add(word.text)
+
+    def given(self, raw: Raw, machines: Sequence[str], scope: Scope, what: str, span: Span) -> dict[str, Node]:
+        """The numbers that instances are made with: every one that their machines need, and no other."""
+        need = {name for machine in machines for name in self.machines[machine].given}
+        out: dict[str, Node] = {}
+        for key, value in raw.pairs("given"):
+            if key not in need:
+                place = raw.entries["given"].keys[key]
+                self.loader.error(
+                    "unknown-name", f"'{key}' is not a given of {what}", place, suggest(key, sorted(need))
+                )
+                continue
+            out[key] = self.loader.expr(value, scope, INT)
+        for key in sorted(need - set(out)):
+            if not any(key == k for k, _ in raw.pairs("given")):
+                self.loader.error("missing-given", f"{what} needs '{key}'", span, "given: {" + key + ": '1'}")
+        return out
+
     def scope(self, binders: Sequence[str] = ()) -> Scope:
         return Scope({**self.names, **{b: Symbol(INT) for b in binders}}, self.fields, self.sorts)
 
@@ -503,13 +570,32 @@ class _SystemReader:
         const_scope = Scope(consts)
         for key, value in self.raw.pairs("processes"):
             machines = [w.text for w in value.words("machines") if self.known(w, self.machines, "machine")]
+            self.once(value.words("machines"), f"the machines of '{key}'")
+            for word in value.words("machines"):
+                if word.text in self.machines and not self.machines[word.text].per:
+                    self.loader.error(
+                        "wrong-place",
+                        f"'{word.text}' is not per generation",
+                        word.span,
+                        "put it under 'shared', or give the machine 'per: generation'",
+                    )
             shared: dict[str, model.Shared] = {}
             for name, item in value.pairs("shared"):
-                if self.known(item.entries["machine"], self.machines, "machine"):
-                    given = {k: loader.expr(v, const_scope, INT) for k, v in item.pairs("given")}
-                    shared[name] = model.Shared(name, item.word("machine"), given, item.span)
+                machine = item.entries["machine"]
+                if self.known(machine, self.machines, "machine"):
+                    if self.machines[machine.text].per:
+                        self.loader.error(
+                            "wrong-place",
+                            f"'{machine.text}' is per generation, so it cannot be shared",
+                            machine.span,
+                            "put it under 'machines', or drop 'per' from the machine",
+                        )
+                    given = self.given(item, [machine.text], const_scope, f"shared instance '{name}'", machine.span)
+                    shared[name] = model.Shared(name, machine.text, given, item.span)
             alive = value.get("alive")
-            given = {k: loader.expr(v, const_scope, INT) for k, v in value.pairs("given")}
+            given = self.given(
+                value, machines, const_scope, f"process '{key}'", self.raw.entries["processes"].keys[key]
+            )
             out[key] = model.Process(
                 key,
                 tuple(machines),
@@ -522,10 +608,35 @@ class _SystemReader:
         return out
 
     def channels(self, processes: dict[str, model.Process]) -> dict[str, model.Channel]:
-        out = {}
+        out: dict[str, model.Channel] = {}
+        ways: dict[tuple[str, str, str], str] = {}
         for key, value in self.raw.pairs("channels"):
             self.known(value.entries["from"], processes, "process")
-            self.known(value.entries["to"], processes, "process")
+            known = self.known(value.entries["to"], processes, "process")
+            deliver, per = value.get("deliver"), value.get("per")
+            if deliver is not None and known:
+                self.known(deliver, processes[value.word("to")].shared, "instance")
+            if per is not None and per.text in self.sorts and per.text != self.gen:
+                self.loader.error(
+                    "unknown-sort", f"a channel can be per '{self.gen}' only, not per '{per.text}'", per.span
+                )
+            if per is None and deliver is None:
+                self.loader.error(
+                    "missing-key",
+                    f"channel '{key}' needs 'per' or 'deliver'",
+                    self.raw.entries["channels"].keys[key],
+                    f"per: {self.gen or 'r'} for messages of one generation, deliver: NAME for a shared instance",
+                )
+            self.once(value.words("messages"), f"the messages of '{key}'")
+            for word in value.words("messages"):
+                way = (value.word("from"), value.word("to"), word.text)
+                if ways.setdefault(way, key) != key:
+                    self.loader.error(
+                        "duplicate-name",
+                        f"'{word.text}' goes from '{way[0]}' to '{way[1]}' on '{ways[way]}' too",
+                        word.span,
+                        "a message has one channel between two processes",
+                    )
             out[key] = model.Channel(
                 key,
                 value.word("from"),
@@ -551,7 +662,7 @@ class _SystemReader:
 
     def assignments(self, raw: Raw, scope: Scope, need: Node | None = None) -> tuple[model.Assignment, ...]:
         loader = self.loader
-        over = tuple(w.text for w in raw.words("for") if self.known(w, self.sorts, "sort"))
+        over: tuple[str, ...] = tuple(w.text for w in raw.words("for") if self.known(w, self.sorts, "sort"))
         inner = Scope({**scope.names, **{s: Symbol(INT) for s in over}}, scope.fields, self.sorts)
         pairs: list[tuple[Node, Node]] = []
         mapping = raw.get("set")
@@ -568,6 +679,8 @@ class _SystemReader:
 
     def effect(self, key: str, raw: Raw) -> model.Effect:
         choose = raw.word("choose")
+        if choose and not self.known(raw.entries["choose"], self.sorts, "sort"):
+            choose = ""
         binders = [self.gen, *([choose] if choose else [])]
         scope = self.scope(binders)
         needs = raw.get("needs")
@@ -614,11 +727,16 @@ class _SystemReader:
                 suggest(to.text, processes[process].shared),
             )
         budget = raw.get("budget")
-        if budget is not None and budget.text not in self.names:
-            loader.error("unknown-name", f"'{budget.text}' is not a constant", budget.span, suggest(budget.text, ()))
+        consts = [name for name, _ in self.raw.pairs("consts")]
+        if budget is not None and budget.text not in consts:
+            loader.error(
+                "unknown-name", f"'{budget.text}' is not a constant", budget.span, suggest(budget.text, consts)
+            )
         fair = raw.word("fair")
         if fair not in ("", "weak", "strong"):
-            loader.error("unknown-value", f"'{fair}' is not a fairness", raw.entries["fair"].span, "weak or strong")
+            loader.error(
+                "unknown-value", f"'{fair}' is not a fairness", raw.entries["fair"].span, "known: weak, strong"
+            )
         return model.Action(
             key,
             per,
@@ -652,20 +770,31 @@ class _SystemReader:
             formula = loader.expr(raw.entries[kind], self.scope(), BOOL)
             return model.Property(key, kind, formula, None, raw.word("doc"), answers, span=span)
         leads = raw.entries[kind]
-        per = [w.text for w in leads.words("per")]
+        per = [w.text for w in leads.words("per") if self.known(w, self.sorts, "sort")]
         scope = self.scope(per)
         start = loader.expr(leads.entries["from"], scope, BOOL)
         end = loader.expr(leads.entries["to"], scope, BOOL)
         return model.Property(key, kind, start, end, raw.word("doc"), answers, ",".join(per), span)
 
-    def scope_def(self, key: str, raw: Raw, consts: dict[str, str]) -> model.ScopeDef:
+    def scope_def(
+        self, key: str, raw: Raw, consts: dict[str, str], processes: dict[str, model.Process]
+    ) -> model.ScopeDef:
         loader = self.loader
+        shared = {name: item.machine for process in processes.values() for name, item in process.shared.items()}
+        for name, word in raw.pairs("start"):
+            place = Raw("scalar", raw.entries["start"].keys[name], name)
+            if self.known(place, shared, "instance"):
+                self.known(word, self.machines[shared[name]].states, "state")
+        for word in raw.words("suites"):
+            if word.text not in ("quick", "full"):
+                loader.error("unknown-value", f"'{word.text}' is not a suite", word.span, "known: quick, full")
         for name in raw.get("consts").entries if raw.get("consts") else ():  # type: ignore[union-attr]
             if name not in consts:
-                loader.error(
-                    "unknown-name", f"'{name}' is not a constant", raw.entries["consts"].keys[name], suggest(name, consts)
-                )
+                where = raw.entries["consts"].keys[name]
+                loader.error("unknown-name", f"'{name}' is not a constant", where, suggest(name, consts))
         sizes = {k: int(v.text) for k, v in raw.pairs("sizes")}
+        for sort, where in raw.entries["sizes"].keys.items():
+            self.known(Raw("scalar", where, sort), self.sorts, "sort")
         for sort in self.sorts:
             if sort not in sizes:
                 loader.error("missing-key", f"scope '{key}' gives no size for '{sort}'", raw.entries["sizes"].span)
@@ -675,7 +804,7 @@ class _SystemReader:
         return model.ScopeDef(
             key,
             sizes,
-            {name: 0 for name in consts} | {k: int(v.text) for k, v in raw.pairs("consts")},
+            dict.fromkeys(consts, 0) | {k: int(v.text) for k, v in raw.pairs("consts")},
             {k: v.text for k, v in raw.pairs("start")},
             suites,
             asks,

@@ -6,7 +6,7 @@ and only `load.py` decides what they mean.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -48,24 +48,46 @@ class Raw:
         return iter(()) if value is None else iter(value.entries.items())
 
 
-def _span(file: str, node: yaml.Node) -> Span:
+def _span(file: str, node: yaml.Node, text: Sequence[str]) -> Span:
     mark, end = node.start_mark, node.end_mark
     quoted = isinstance(node, yaml.ScalarNode) and node.style in ("'", '"')
     length = end.column - mark.column if end.line == mark.line else 1
     if quoted:
-        return Span(file, mark.line + 1, mark.column + 2, max(1, length - 2))
-    return Span(file, mark.line + 1, mark.column + 1, max(1, length))
+        length = max(1, length - 2)
+        return Span(file, mark.line + 1, mark.column + 2, length, _rows(node, text, mark.column + 1))
+    return Span(file, mark.line + 1, mark.column + 1, max(1, length), _rows(node, text, mark.column))
 
 
-def _convert(file: str, node: yaml.Node, findings: list[Finding]) -> Raw:
-    span = _span(file, node)
+def _rows(node: yaml.Node, text: Sequence[str], column: int) -> tuple[tuple[int, int, int], ...]:
+    """Where each line of a scalar over several lines begins, if it is its lines joined by blanks."""
+    first, last = node.start_mark.line, node.end_mark.line
+    if not isinstance(node, yaml.ScalarNode) or first == last:
+        return ()
+    block = node.style in ("|", ">")
+    rows: list[tuple[int, int, int]] = []
+    offset = 0
+    for number in range(first + 1 if block else first, min(last + 1, len(text))):
+        line = text[number]
+        start = column if number == first else len(line) - len(line.lstrip())
+        part = line[start:].rstrip()
+        if not part or str(node.value)[offset : offset + len(part)] != part:
+            part = part.rstrip("'\"")  # the closing quote, or what follows the value in a flow mapping
+            if str(node.value)[offset:].rstrip() != part or not part:
+                break
+        rows.append((offset, number + 1, start + 1))
+        offset += len(part) + 1
+    return tuple(rows)
+
+
+def _convert(file: str, node: yaml.Node, findings: list[Finding], text: Sequence[str]) -> Raw:
+    span = _span(file, node, text)
     if isinstance(node, yaml.ScalarNode):
         return Raw("scalar", span, text=str(node.value))
     if isinstance(node, yaml.SequenceNode):
-        return Raw("list", span, items=[_convert(file, item, findings) for item in node.value])
+        return Raw("list", span, items=[_convert(file, item, findings, text) for item in node.value])
     raw = Raw("map", span)
     for key_node, value_node in node.value:
-        key_span = _span(file, key_node)
+        key_span = _span(file, key_node, text)
         if not isinstance(key_node, yaml.ScalarNode):
             findings.append(Finding("bad-key", "a key must be a word", key_span, "write `name: value`"))
             continue
@@ -81,7 +103,7 @@ def _convert(file: str, node: yaml.Node, findings: list[Finding]) -> Raw:
                 )
             )
             continue
-        raw.entries[key] = _convert(file, value_node, findings)
+        raw.entries[key] = _convert(file, value_node, findings, text)
         raw.keys[key] = key_span
     return raw
 
@@ -105,5 +127,16 @@ def read_documents(path: Path, shown: str, findings: list[Finding]) -> tuple[str
             {shown: text},
         ) from error
     except yaml.YAMLError as error:
-        raise SpecError([Finding("bad-yaml", str(error), Span(shown, 1, 1))], {shown: text}) from error
-    return text, [_convert(shown, node, findings) for node in nodes]
+        reason = str(error).splitlines()[0]
+        raise SpecError([Finding("bad-yaml", reason, Span(shown, 1, 1), "write plain text")], {shown: text}) from error
+    except RecursionError as error:
+        raise SpecError([_too_deep(shown)], {shown: text}) from error
+    lines = text.splitlines()
+    try:
+        return text, [_convert(shown, node, findings, lines) for node in nodes]
+    except RecursionError as error:
+        raise SpecError([_too_deep(shown)], {shown: text}) from error
+
+
+def _too_deep(shown: str) -> Finding:
+    return Finding("bad-yaml", "it nests without end", Span(shown, 1, 1), "an alias (*name) must not hold itself")

@@ -109,7 +109,8 @@ class Machine:
     def events(self) -> list[str]:
         """The alphabet: every event of the table, in order of first mention."""
         names: dict[str, None] = {}
-        for row in (*self.transitions, *self.ignores):
+        rows: tuple[Transition | Ignore, ...] = (*self.transitions, *self.ignores)
+        for row in rows:
             names.setdefault(row.event, None)
         return list(names)
 

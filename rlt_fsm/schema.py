@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import keyword
 import re
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from rlt_fsm.errors import Finding, suggest
+from rlt_fsm.errors import Finding, Span, suggest
 from rlt_fsm.load_yaml import Raw, read_documents
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z_0-9]*\Z")
+# Words of the expression language, and those that Python keeps for itself: the tables become classes.
+_RESERVED = {"all", "any", "sum", "add", "implies", "true", "false", "none", *keyword.kwlist}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +43,19 @@ def schema() -> dict[str, dict[str, KeyRule]]:
     }
 
 
+def _check_name(word: str, span: Span, what: str, findings: list[Finding]) -> None:
+    if not _NAME.match(word):
+        findings.append(Finding("bad-name", f"{what} must be a name, not '{word}'", span, "letters, digits and _"))
+    elif word in _RESERVED:
+        findings.append(Finding("bad-name", f"{what} is '{word}', a reserved word", span, "choose another name"))
+
+
 def check_kind(raw: Raw, kind: str, what: str, findings: list[Finding]) -> bool:
     """Add a finding for every way in which `raw` is not a `kind`; True when there was none."""
     before = len(findings)
     rules = schema()[kind]
     if raw.kind != "map":
-        findings.append(
-            Finding("wrong-type", f"{what} must be a mapping", raw.span, f"its keys: {', '.join(rules)}")
-        )
+        findings.append(Finding("wrong-type", f"{what} must be a mapping", raw.span, f"its keys: {', '.join(rules)}"))
         return False
     for key, value in raw.entries.items():
         rule = rules.get(key)
@@ -74,24 +82,18 @@ def _check_shape(raw: Raw, shape: str, what: str, findings: list[Finding]) -> No
         if raw.kind != "scalar":
             wrong({"name": "a name", "text": "text", "flag": "true or false"}.get(shape, f"a {shape}"))
             return
-        if shape == "name" and not _NAME.match(raw.text):
-            findings.append(
-                Finding("bad-name", f"{what} must be a name, not '{raw.text}'", raw.span, "letters, digits and _")
-            )
+        if shape == "name":
+            _check_name(raw.text, raw.span, what, findings)
         if shape == "flag" and raw.text not in ("true", "false"):
-            findings.append(
-                Finding("wrong-type", f"{what} must be true or false, not '{raw.text}'", raw.span)
-            )
+            findings.append(Finding("wrong-type", f"{what} must be true or false, not '{raw.text}'", raw.span))
         if shape == "number" and not re.fullmatch(r"\d+", raw.text):
-            findings.append(
-                Finding("wrong-type", f"{what} must be a natural number, not '{raw.text}'", raw.span)
-            )
+            findings.append(Finding("wrong-type", f"{what} must be a natural number, not '{raw.text}'", raw.span))
     elif shape == "names":
         for item in raw.items if raw.kind == "list" else [raw]:
             if item.kind != "scalar":
                 findings.append(Finding("wrong-type", f"{what} must be a name or a list of names", item.span))
-            elif not _NAME.match(item.text):
-                findings.append(Finding("bad-name", f"{what} holds '{item.text}', which is not a name", item.span))
+            else:
+                _check_name(item.text, item.span, what, findings)
     elif shape.startswith("list of "):
         if raw.kind != "list":
             wrong("a list")
@@ -104,6 +106,8 @@ def _check_shape(raw: Raw, shape: str, what: str, findings: list[Finding]) -> No
             return
         inner = shape[7:]
         for key, item in raw.entries.items():
+            if not what.startswith("'set' of"):  # there a key is a variable, which may have an index
+                _check_name(key, raw.keys[key], f"a key of {what}", findings)
             if inner == "fields":
                 _check_shape(item, "map of field", f"'{key}' in {what}", findings)
             elif inner in ("expr", "text", "number", "name"):

@@ -116,7 +116,7 @@ def search(
             merged[name] = conj(merged[name], neg(bad)) if name in merged else neg(bad)
     checks += [(name, "in_order", node) for name, node in merged.items()]
     if only is not None:
-        checks = [c for c in checks if c[0].split("[")[0] in only or c[1] == "always" and c[0] in only]
+        checks = [c for c in checks if c[0].split("[")[0] in only or (c[1] == "always" and c[0] in only)]
     witnesses = [(n, sliced.fold(f)) for n, p, f, _ in flat.properties() if p.kind == "sometimes"]
 
     results: list[Result] = []
@@ -136,7 +136,8 @@ def search(
     updates = [Update(layout, step) for _, step in sliced.steps]
     store = StateStore(layout.words)
     first = {k: v for k, v in initial_values(flat).items() if k in layout.fields}
-    store.add(layout.pack(first))
+    large = [name for name, value in first.items() if value > layout.fields[name].top]
+    store.add(layout.pack({name: 0 if name in large else value for name, value in first.items()}))
     parent = np.full(1 << 16, -1, np.int32)
     via = np.full(1 << 16, -1, np.int16)
     out_source: list[NDArray[np.int32]] = []
@@ -144,7 +145,7 @@ def search(
     out_step: list[NDArray[np.int16]] = []
     fired: set[int] = set()
     done, transitions, depth, level_end = 0, 0, 0, 1
-    unknown = ""
+    unknown = f"'{large[0]}' does not fit {counter_bits} bits at the start" if large else ""
     violation: tuple[str, str, int] | None = None
     last_shown = started
 
@@ -208,7 +209,7 @@ def search(
                 out_source.append(origin.astype(np.int32))
                 out_target.append(ids.astype(np.int32))
                 out_step.append(number_of)
-        if store.count > max_states:
+        if store.count > max_states and not unknown:
             unknown = f"more than {max_states:,} states"
         now = time.perf_counter()
         if progress and now - last_shown > 2:
@@ -260,7 +261,9 @@ def _why(flat: Flat, name: str, kind: str) -> str:
     if kind == "handled":
         return f"'{name.removeprefix('handled:')}' happens, and no row or ignore takes it there"
     if kind == "in_order":
-        return f"'{name.removeprefix('in_order:')}' is sent while a message of its rank or above is still on the channel"
+        return (
+            f"'{name.removeprefix('in_order:')}' is sent while a message of its rank or above is still on the channel"
+        )
     if kind == "bounds":
         return f"'{name.removeprefix('bounds:')}' would go below zero"
     return next((p.doc for p in flat.system.properties if p.name == name.split("[")[0]), "")

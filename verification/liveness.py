@@ -57,9 +57,7 @@ def leads_to(graph: Graph, name: str, start: Bools, goal: Bools, scope: str) -> 
     groups = sorted({graph.flat.steps[place].label for place, _ in cycle})
     why = f"a fair run stays among {states.size:,} states for ever"
     why += f", through {', '.join(groups)}" if cycle else ": nothing that must happen is enabled there"
-    return Result(
-        name, "leads_to", "explicit", scope, "refuted", why, graph.trace(at, cycle or None, loop=True)
-    )
+    return Result(name, "leads_to", "explicit", scope, "refuted", why, graph.trace(at, cycle or None, loop=True))
 
 
 def check(graph: Graph, scope: str) -> list[Result]:

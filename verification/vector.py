@@ -81,9 +81,7 @@ class Layout:
     def unpack(self, row: NDArray[np.uint64]) -> dict[str, int]:
         """The flat values of one state."""
         data = row.view(np.uint8)
-        return {
-            name: (int(data[f.byte]) >> f.shift & (1 << f.width) - 1) + f.var.lo for name, f in self.fields.items()
-        }
+        return {name: (int(data[f.byte]) >> f.shift & (1 << f.width) - 1) + f.var.lo for name, f in self.fields.items()}
 
     def columns(self, rows: NDArray[np.uint64]) -> dict[str, Column]:
         """Every variable's values over `rows` [n, words]: bool, or int8."""

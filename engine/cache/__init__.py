@@ -1,0 +1,1 @@
+"""The paged KV cache: who owns which page (integers), and where its bytes lie (torch)."""

@@ -1,0 +1,147 @@
+"""Every knob of one engine, with its unit, its bound and the reason for it. Data only: no clock, no device.
+
+A wrong value raises ConfigError, which names the field, the value and what to do.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+LAST_EXITED = "last_exited"
+KV_LAYOUTS = (LAST_EXITED,)
+
+
+class ConfigError(ValueError):
+    """A knob has a value it cannot have: names the field, the value and the remedy."""
+
+    def __init__(self, field: str, value: object, remedy: str) -> None:
+        super().__init__(field, value, remedy)
+        self.field, self.value, self.remedy = field, value, remedy
+
+    def __str__(self) -> str:
+        return f"{self.field} = {self.value!r}: {self.remedy}"
+
+
+def require_int(field: str, value: Any, low: int, high: int | None = None) -> None:
+    """Raise ConfigError unless value is an int (no bool) with low <= value <= high."""
+    if type(value) is not int or value < low or (high is not None and value > high):
+        bound = f"of at least {low}" if high is None else f"from {low} to {high}"
+        raise ConfigError(field, value, f"give an integer {bound}")
+
+
+def require_number(field: str, value: Any, low: float, high: float, low_included: bool = True) -> None:
+    """Raise ConfigError unless value is a finite int or float within the bounds; high may be math.inf."""
+    valid = type(value) in (int, float) and math.isfinite(value) and value <= high
+    if not valid or value < low or (value == low and not low_included):
+        relation = "at least" if low_included else "above"
+        bound = "" if high == math.inf else f" and at most {high}"
+        raise ConfigError(field, value, f"give a finite number {relation} {low}{bound}")
+
+
+@dataclass(frozen=True)
+class CacheConfig:
+    """The page pool of one engine; fixed for its life, since remote writers know its addresses.
+
+    num_blocks: physical pages over all planes. One page holds every layer of block_size tokens of one plane, so a
+        request of T tokens takes ceil(T / block_size) * loops pages. At least 1.
+    block_size: tokens per page. Small pages waste less at the end of a request; large ones make longer transfers.
+    layout: "last_exited": one plane per loop; a query at loop d reads a token that left at loop e in version min(d, e).
+        The single-plane layout changes the numbers and is not offered yet.
+    """
+
+    num_blocks: int
+    block_size: int = 16
+    layout: str = LAST_EXITED
+
+    def __post_init__(self) -> None:
+        require_int("num_blocks", self.num_blocks, 1)
+        require_int("block_size", self.block_size, 1)
+        if self.layout not in KV_LAYOUTS:
+            raise ConfigError("layout", self.layout, f"choose one of {', '.join(KV_LAYOUTS)}")
+
+
+@dataclass(frozen=True)
+class SchedulerConfig:
+    """How one engine fills its batches.
+
+    max_num_seqs: requests that compute at once, each with a hidden row. Waiting for remote KV does not count.
+    max_num_batched_tokens: rows of one device batch, of any stage: bounds the activations.
+    prefill_chunk_size: prompt tokens of one request per prefill batch: bounds how long decode waits for a prompt.
+    max_prefill_batches_before_decode: prefill batches that may run in a row while tokens wait to decode.
+    admission_scan_limit: waiting requests looked at per admission: bounds the cost of a long queue.
+    max_admission_bypasses: later requests that may be admitted ahead of one that does not fit, before the queue waits
+        for it. 0 is strict first come, first served.
+    """
+
+    max_num_seqs: int = 8
+    max_num_batched_tokens: int = 128
+    prefill_chunk_size: int = 128
+    max_prefill_batches_before_decode: int = 1
+    admission_scan_limit: int = 64
+    max_admission_bypasses: int = 8
+
+    def __post_init__(self) -> None:
+        require_int("max_num_seqs", self.max_num_seqs, 1)
+        require_int("max_num_batched_tokens", self.max_num_batched_tokens, 1)
+        require_int("prefill_chunk_size", self.prefill_chunk_size, 1)
+        require_int("max_prefill_batches_before_decode", self.max_prefill_batches_before_decode, 1)
+        require_int("admission_scan_limit", self.admission_scan_limit, 1)
+        require_int("max_admission_bypasses", self.max_admission_bypasses, 0)
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How one request ends, samples and leaves its loops.
+
+    max_tokens: output tokens, at least 1. The last one is never fed back, so a request needs room for
+        prompt + max_tokens - 1 tokens.
+    temperature: 0 takes the likeliest token; above 0 divides the logits before sampling.
+    top_k: keep the k likeliest tokens; 0 keeps all. top_p: keep the smallest likeliest set of at least this mass,
+        in (0, 1]; 1 keeps all.
+    seed: of the request's own random stream, in [0, 2^63); None draws one. A token costs one draw, whatever the batch.
+    min_loops: loops before an early exit is allowed. A value above the model's depth never exits early.
+    max_loops: loops of every decoded token; None is the model's depth. Prompt tokens always run at full depth.
+    exit_threshold: leave once the exit probability accumulated over loops reaches it, in [0, 1]; 1 never exits early.
+    stop_token_ids: end the output, which keeps the stop token as its last id.
+    ignore_eos: go on after the model's own end tokens; stop_token_ids still end the output.
+    logprobs: report the log-probability of each chosen token under the raw logits; costs a softmax per token.
+    """
+
+    max_tokens: int
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int | None = None
+    min_loops: int = 2
+    max_loops: int | None = None
+    exit_threshold: float = 1.0
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: bool = False
+
+    def __post_init__(self) -> None:
+        require_int("max_tokens", self.max_tokens, 1)
+        require_number("temperature", self.temperature, 0.0, math.inf)
+        require_int("top_k", self.top_k, 0)
+        require_number("top_p", self.top_p, 0.0, 1.0, low_included=False)
+        if self.seed is not None:
+            require_int("seed", self.seed, 0, 2**63 - 1)
+        require_int("min_loops", self.min_loops, 1)
+        if self.max_loops is not None:
+            require_int("max_loops", self.max_loops, 1)
+            if self.max_loops < self.min_loops:
+                raise ConfigError(
+                    "max_loops", self.max_loops, f"is below min_loops = {self.min_loops}; lower min_loops"
+                )
+        require_number("exit_threshold", self.exit_threshold, 0.0, 1.0)
+        if isinstance(self.stop_token_ids, list):  # as it comes out of JSON
+            object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        if not isinstance(self.stop_token_ids, tuple):
+            raise ConfigError("stop_token_ids", self.stop_token_ids, "give a tuple of token ids")
+        for token_id in self.stop_token_ids:
+            require_int("stop_token_ids", token_id, 0)
+        for field in ("ignore_eos", "logprobs"):
+            if type(getattr(self, field)) is not bool:
+                raise ConfigError(field, getattr(self, field), "give true or false")

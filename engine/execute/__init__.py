@@ -1,0 +1,1 @@
+"""The device side of a step: attention, the runner, sampling, exits and events."""

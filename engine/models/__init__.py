@@ -1,0 +1,1 @@
+"""Looped model families: what a checkpoint's config and tensors must be, and the equations they feed."""

@@ -1,0 +1,1 @@
+"""The prefill/decode pair: pure mappings and cores, and the shells that carry them over NIXL and processes."""

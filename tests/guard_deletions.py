@@ -1,0 +1,183 @@
+"""Edits of the shipped spec that a person might make by hand, each with the property that must fall.
+
+Each is (name, file, text before, text after, properties of which one must be refuted). The text before
+must stand in the file exactly once, so a change of the spec that moves it is noticed here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlt_fsm.schema import spec_directory
+
+
+@dataclass(frozen=True)
+class Edit:
+    """One hand edit and what it must break."""
+
+    name: str
+    file: str
+    before: str
+    after: str
+    breaks: tuple[str, ...]
+
+
+EDITS = (
+    Edit(
+        "release_source_with_posted_handles",
+        "retirement.yaml",
+        "when: {no_handle: handles == 0, no_kernel: kernels == 0, no_staging_copy: not staging}",
+        "when: {no_kernel: kernels == 0, no_staging_copy: not staging}",
+        ("no_send_after_reuse", "no_write_after_reuse"),
+    ),
+    Edit(
+        "release_source_before_the_last_device_event",
+        "retirement.yaml",
+        "when: {no_handle: handles == 0, no_kernel: kernels == 0, no_staging_copy: not staging}",
+        "when: {no_handle: handles == 0, no_staging_copy: not staging}",
+        ("no_chunk_after_reuse",),
+    ),
+    Edit(
+        "release_source_before_the_staging_copy",
+        "retirement.yaml",
+        "when: {no_handle: handles == 0, no_kernel: kernels == 0, no_staging_copy: not staging}",
+        "when: {no_handle: handles == 0, no_kernel: kernels == 0}",
+        ("no_chunk_after_reuse",),
+    ),
+    Edit(
+        "release_destination_with_a_writer",
+        "retirement.yaml",
+        "when: {no_writer: not writers, no_step: kernels == 0, no_binding_copy: not binding}",
+        "when: {no_step: kernels == 0, no_binding_copy: not binding}",
+        ("no_write_after_reuse",),
+    ),
+    Edit(
+        "release_destination_before_the_last_step",
+        "retirement.yaml",
+        "when: {no_writer: not writers, no_step: kernels == 0, no_binding_copy: not binding}",
+        "when: {no_writer: not writers, no_binding_copy: not binding}",
+        ("no_step_after_reuse",),
+    ),
+    Edit(
+        "release_destination_before_the_binding_copy",
+        "retirement.yaml",
+        "when: {no_writer: not writers, no_step: kernels == 0, no_binding_copy: not binding}",
+        "when: {no_writer: not writers, no_step: kernels == 0}",
+        ("no_step_after_reuse",),
+    ),
+    Edit(
+        "cancel_safe_before_p_released",
+        "cancellation.yaml",
+        """    to: requested
+    when: {p_works: 'Coordinator.state in {prefilling, committed}'}
+    send: {prefill: cancel, decode: cancel}""",
+        """    to: safe
+    when: {p_works: 'Coordinator.state in {prefilling, committed}'}
+    send: {prefill: cancel, decode: [cancel, cancel_safe]}""",
+        ("no_write_after_reuse",),
+    ),
+    Edit(
+        "a_dead_writer_taken_for_a_safe_one",
+        "cancellation.yaml",
+        "{on: lose_prefill, from: requested, to: fenced, send: {decode: fence}}",
+        "{on: lose_prefill, from: requested, to: safe, send: {decode: cancel_safe}}",
+        ("no_write_after_reuse",),
+    ),
+    Edit(
+        "a_late_cancel_waits_for_a_release_that_came",
+        "cancellation.yaml",
+        """    to: safe
+    when: {p_acknowledged: 'Coordinator.state in {received, decoding}', p_released: Coordinator.source_released}
+    send: {decode: [cancel, cancel_safe]}""",
+        """    to: requested
+    when: {p_acknowledged: 'Coordinator.state in {received, decoding}', p_released: Coordinator.source_released}
+    send: {decode: cancel}""",
+        ("every_request_retires", "all_can_retire"),
+    ),
+    Edit(
+        "activation_before_all_notifications",
+        "handoff.yaml",
+        "when: {count_known: committed, all_heard: heard == expected}",
+        "when: {count_known: committed}",
+        ("activated_only_complete", "handled:hear"),
+    ),
+    Edit(
+        "activation_before_the_count_is_known",
+        "handoff.yaml",
+        "when: {count_known: committed, all_heard: heard == expected}",
+        "when: {all_heard: heard == expected}",
+        ("activated_only_complete", "handled:hear"),
+    ),
+    Edit(
+        "a_duplicate_notification_counted_twice",
+        "handoff.yaml",
+        "    when: {first_time: seq not in seen}\n",
+        "",
+        ("activated_only_complete", "handled:hear"),
+    ),
+    Edit(
+        "ack_tied_to_activation",
+        "handoff.yaml",
+        """  - {on: received, from: committed, to: received, send: {prefill: ack}, doc: "Independent of compute admission on D."}
+  - {on: activated, from: received, to: decoding}""",
+        """  - {on: received, from: committed, to: received}
+  - {on: activated, from: received, to: decoding, send: {prefill: ack}}""",
+        ("a_receipt_frees_p", "every_request_retires"),
+    ),
+    Edit(
+        "commit_before_everything_is_posted",
+        "handoff.yaml",
+        "      all_posted: ready == 0\n",
+        "",
+        ("activated_only_complete",),
+    ),
+    Edit(
+        "commit_before_everything_is_computed",
+        "handoff.yaml",
+        "      all_computed: SourceRetirement.kernels == 0\n      row_staged: not SourceRetirement.staging\n",
+        "",
+        ("activated_only_complete", "handled:chunk_done", "handled:copy_done"),
+    ),
+    Edit(
+        "admission_without_destination_credit",
+        "lifecycle.yaml",
+        "      destination_fits: destination >= Coordinator.destination_need\n",
+        "",
+        ("credits_are_promises", "handled:to_decode.reserve", "bounds:credits.destination"),
+    ),
+    Edit(
+        "decode_memory_goes_before_its_writer",
+        "lifecycle.yaml",
+        "when: {writer_gone: 'prefill_worker.state in {stopped, failed}', nothing_live: credits.live == 0}",
+        "when: {nothing_live: credits.live == 0}",
+        ("memory_outlives_writers",),
+    ),
+    Edit(
+        "a_decode_worker_stops_with_live_requests",
+        "lifecycle.yaml",
+        "when: {writer_gone: 'prefill_worker.state in {stopped, failed}', nothing_live: credits.live == 0}",
+        "when: {writer_gone: 'prefill_worker.state in {stopped, failed}'}",
+        ("all_can_retire", "every_request_retires"),
+    ),
+    Edit(
+        "a_record_forgotten_before_d_released",
+        "handoff.yaml",
+        "    when: {source_settled: source_released, destination_settled: destination_released}",
+        "    when: {source_settled: source_released}",
+        ("handled:from_decode", "one_owner_each", "bounds:credits.live"),
+    ),
+)
+
+
+def apply(edit: Edit, directory: Path) -> Path:
+    """Write a copy of the shipped spec with the edit into `directory`; return it."""
+    for path in spec_directory().glob("*.yaml"):
+        if path.name == "schema.yaml":
+            continue
+        text = path.read_text(encoding="utf-8")
+        if path.name == edit.file:
+            assert text.count(edit.before) == 1, f"{edit.name}: its text stands {text.count(edit.before)} times"
+            text = text.replace(edit.before, edit.after)
+        (directory / path.name).write_text(text, encoding="utf-8")
+    return directory

@@ -1,0 +1,372 @@
+"""The P/D engine whole, over real NIXL between real processes: equality, cancels, deaths, refusals."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from reference_ouro import write_checkpoint
+
+from engine.config import CacheConfig, ConfigError, SamplingParams, SchedulerConfig
+from engine.local import LLMEngine
+from engine.models.registry import UnsupportedModel
+from engine.pd import messages as m
+from engine.pd.config import PDConfig
+from engine.pd.engine import EngineFailed, EngineOverloaded, PDEngine, PDOutput
+from engine.pd.nixl import NixlConnector
+
+BLOCKS = 256
+PATIENCE_S = 60.0
+TRANSPORTS = [pytest.param({}, id="cma"), pytest.param({"UCX_TLS": "tcp"}, id="tcp")]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random checkpoint: answers mean nothing, but every wrong byte changes them."""
+    return write_checkpoint(tmp_path_factory.mktemp("checkpoint"), seed=1)
+
+
+def config(**changes: Any) -> PDConfig:
+    """Small chunks and partitions, so that one prompt makes many of both."""
+    values: dict[str, Any] = {
+        "prefill_cache": CacheConfig(BLOCKS),
+        "decode_cache": CacheConfig(BLOCKS),
+        "prefill_scheduler": SchedulerConfig(prefill_chunk_size=16, max_num_seqs=4),
+        "decode_scheduler": SchedulerConfig(max_num_seqs=4),
+        "partition_bytes": 4096,
+    }
+    return PDConfig(**(values | changes))
+
+
+def some_requests(count: int, seed: int = 0) -> list[tuple[list[int], SamplingParams]]:
+    """Prompts of 5 to 100 tokens; half greedy, half sampled; early exits."""
+    rng = random.Random(seed)
+    out = []
+    for place in range(count):
+        prompt = [rng.randrange(3, 64) for _ in range(rng.randrange(5, 100))]
+        params = SamplingParams(
+            max_tokens=rng.randrange(1, 20),
+            ignore_eos=True,
+            temperature=0.8 * (place % 2),
+            seed=place,
+            min_loops=1,
+            exit_threshold=0.6,
+        )
+        out.append((prompt, params))
+    return out
+
+
+def until(engine: PDEngine, condition: Callable[[], bool]) -> list[PDOutput]:
+    """Step until the condition holds; the outputs that ended meanwhile. Fails after a generous time."""
+    outputs: list[PDOutput] = []
+    end = time.monotonic() + PATIENCE_S
+    while not condition():
+        outputs += engine.step(0.005)
+        assert time.monotonic() < end, "the engine did not get there"
+    return outputs
+
+
+def outputs_of(engine: PDEngine, count: int) -> list[PDOutput]:
+    """Step until so many outputs have ended."""
+    outputs: list[PDOutput] = []
+    end = time.monotonic() + PATIENCE_S
+    while len(outputs) < count:
+        outputs += engine.step(0.005)
+        assert time.monotonic() < end, f"{len(outputs)} of {count} outputs came"
+    return outputs
+
+
+def settled(engine: PDEngine) -> None:
+    """Nothing is held: no obligation, every credit back, every page free by the allocators' own reading."""
+    assert engine.drain(PATIENCE_S)
+    assert engine.obligations() == []
+    credits = engine.credits()
+    assert (credits["source"], credits["destination"], credits["compute"], credits["live"]) == (BLOCKS, BLOCKS, 4, 0)
+    for role in ("prefill", "decode"):
+        assert engine.control(role, "metrics")["free_blocks"] == BLOCKS
+
+
+def hold(engine: PDEngine, role: str, kind: type) -> list[Any]:
+    """Keep messages of `kind` to a worker back; send those in the returned list to let them go."""
+    kept: list[Any] = []
+    client = engine.clients[role]
+    send = client.send
+
+    def keep(message: Any) -> None:
+        if isinstance(message, kind):
+            kept.append(message)
+        else:
+            send(message)
+
+    client.send = keep  # type: ignore[method-assign]
+    client.let_go = lambda: ([send(message) for message in kept], kept.clear())  # type: ignore[attr-defined]
+    return kept
+
+
+def let_go(engine: PDEngine, role: str) -> None:
+    """Send what `hold` kept."""
+    engine.clients[role].let_go()  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def processes_end() -> Iterator[None]:
+    """No test leaves a worker behind."""
+    import multiprocessing
+
+    yield
+    end = time.monotonic() + PATIENCE_S
+    while multiprocessing.active_children() and time.monotonic() < end:
+        time.sleep(0.05)
+    assert multiprocessing.active_children() == []
+
+
+pytestmark = pytest.mark.usefixtures("processes_end")
+
+
+@pytest.mark.parametrize("environment", TRANSPORTS)
+def test_the_pair_gives_the_tokens_of_one_process(checkpoint: Path, environment: dict[str, str]) -> None:
+    """Goal: disaggregation changes no token and no exit depth. Method: the same requests through one process."""
+    requests = some_requests(12)
+    prompts, params = [p for p, _ in requests], [s for _, s in requests]
+    wanted = LLMEngine(checkpoint, CacheConfig(512)).generate(prompts, params)
+
+    with PDEngine(checkpoint, config(), environment=environment) as engine:
+        outputs = engine.generate(prompts, params)
+        settled(engine)
+        sent = engine.control("prefill", "metrics")["bytes_sent"]
+
+    assert [o.token_ids for o in outputs] == [w.token_ids for w in wanted]
+    assert [o.exit_depths for o in outputs] == [w.exit_depths for w in wanted]
+    for output in outputs:
+        assert list(output.timeline) == sorted(output.timeline, key=output.timeline.__getitem__)
+        assert {"reserved", "computed", "submitted", "received", "activated", "finished", "retired"} <= set(
+            output.timeline
+        )
+    token = 2 * 4 * 2 * 2 * 8 * 4  # keys and values, 4 planes, 2 layers, 2 heads of 8, float32
+    assert sent == sum(len(p) for p in prompts) * token + len(prompts) * 32 * 4
+
+
+@pytest.mark.parametrize("environment", TRANSPORTS)
+def test_kv_on_decode_equals_kv_on_prefill(checkpoint: Path, environment: dict[str, str]) -> None:
+    """Goal: every plane and layer arrives byte for byte. Method: keep the ack back, read both sides, compare."""
+    prompt, _ = some_requests(1, seed=5)[0]
+    with PDEngine(checkpoint, config(), environment=environment) as engine:
+        acks = hold(engine, "prefill", m.Ack)
+        engine.add_request(prompt, SamplingParams(max_tokens=8, ignore_eos=True))
+        until(engine, lambda: bool(acks))
+        tid = acks[0].tid
+        source = engine.control("prefill", "pages", tid=tid, tokens=len(prompt))
+        target = engine.control("decode", "pages", tid=tid, tokens=len(prompt))
+        let_go(engine, "prefill")
+        settled(engine)
+
+    assert len(source["planes"]) == len(target["planes"]) == 4
+    assert source["planes"] == target["planes"]
+    assert len({bytes(keys) for keys, _ in source["planes"]}) == 4, "planes that are alike would prove nothing"
+
+
+@pytest.mark.parametrize("page", [0, 2, 5])
+def test_a_page_that_is_wrong_on_decode_changes_the_output(checkpoint: Path, page: int) -> None:
+    """Goal: the equality tests can fail. Method: a third process's writes zero one imported page before activation;
+    the log-probabilities of the answer must differ from those of an untouched run."""
+    prompt = some_requests(1, seed=5)[0][0]
+    prompt = (prompt * 20)[:96]
+    params = SamplingParams(max_tokens=8, ignore_eos=True, logprobs=True)
+
+    def run(spoil: bool) -> list[float | None]:
+        with PDEngine(checkpoint, config()) as engine:
+            commits = hold(engine, "decode", m.CommitToDecode)
+            engine.add_request(prompt, params)
+            until(engine, lambda: bool(commits))
+            (generation,) = engine.core.generations.values()
+            until(engine, lambda: "drained" in generation.timeline)  # everything has landed
+            if spoil:
+                assert generation.reservation is not None
+                _zero_page(engine, generation.reservation.tables, page)
+            let_go(engine, "decode")
+            (output,) = outputs_of(engine, 1)
+            settled(engine)
+        return output.logprobs
+
+    assert run(spoil=False) != run(spoil=True)
+
+
+def _zero_page(engine: PDEngine, tables: list[list[int]], page: int) -> None:
+    """Write zeros over one page of every plane on D, as any process that knows D's metadata can."""
+    import numpy as np
+    import torch
+
+    ready = engine.clients["decode"].ready
+    assert ready is not None
+    geometry = ready.geometry
+    zeros = torch.zeros(geometry.block_bytes, dtype=torch.uint8)
+    link = NixlConnector()
+    link.register_tensor("zeros", zeros)
+    peer = link.add_peer(ready.metadata)
+    for pool in (geometry.key_ptr, geometry.value_ptr):
+        for table in tables:
+            local = np.array([[zeros.data_ptr(), geometry.block_bytes, 0]], np.uint64)
+            remote = np.array([[pool + table[page] * geometry.block_bytes, geometry.block_bytes, 0]], np.uint64)
+            import msgspec
+
+            write = link.post(peer, local, remote, msgspec.msgpack.encode(("nobody", 0)))
+            end = time.monotonic() + PATIENCE_S
+            while not write.poll():
+                assert time.monotonic() < end
+                time.sleep(0.001)
+    assert link.close()
+
+
+@pytest.mark.parametrize("milestone", ["waiting", "reserved", "computed", "submitted", "received", "activated"])
+def test_a_cancel_at_every_point_settles_everything(checkpoint: Path, milestone: str) -> None:
+    """Goal: no leak and no wait on cancel. Method: cancel some of many requests at one point each; the rest is right,
+    and afterwards nothing is held."""
+    requests = some_requests(10, seed=3)
+    prompts, params = [p for p, _ in requests], [s for _, s in requests]
+    wanted = LLMEngine(checkpoint, CacheConfig(512)).generate(prompts, params)
+
+    with PDEngine(checkpoint, config()) as engine:
+        outputs: dict[str, PDOutput] = {}
+        points = {}
+        for place, (prompt, chosen) in enumerate(zip(prompts, params, strict=True)):
+            engine.add_request(prompt, chosen, f"keep-{place}")
+            if place % 2 == 0:
+                longer = SamplingParams(max_tokens=129 - len(prompt), ignore_eos=True)
+                points[engine.add_request(prompt, longer, f"drop-{place}")] = milestone
+        if milestone == "waiting":
+            for name in points:
+                assert engine.abort(name)
+            points = {}
+        end = time.monotonic() + PATIENCE_S
+        while len(outputs) < 15:
+            for name in engine.reached(points):
+                assert engine.abort(name)
+                points.pop(name)
+            for output in engine.step(0.002):
+                outputs[output.request_id] = output
+            assert time.monotonic() < end
+        settled(engine)
+
+    assert [outputs[f"keep-{p}"].token_ids for p in range(10)] == [w.token_ids for w in wanted]
+    assert {outputs[f"drop-{p}"].finish_reason for p in range(0, 10, 2)} == {"abort"}
+
+
+def test_an_id_is_free_as_soon_as_its_output_is_out(checkpoint: Path) -> None:
+    """Goal: a client may reuse its id while the old generation still retires. Method: keep the old ack back."""
+    prompt, _ = some_requests(1, seed=5)[0]
+    with PDEngine(checkpoint, config()) as engine:
+        acks = hold(engine, "prefill", m.Ack)
+        params = SamplingParams(max_tokens=3, ignore_eos=True)
+        engine.add_request(prompt, params, "mine")
+        with pytest.raises(ConfigError, match="in use"):
+            engine.add_request(prompt, params, "mine")
+        first = outputs_of(engine, 1)
+        assert any("prefill" in o.holder for o in engine.obligations()), "P must still hold: it has no ack"
+        engine.add_request(prompt, params, "mine")
+        second = outputs_of(engine, 1)
+        assert len(acks) == 2
+        let_go(engine, "prefill")
+        settled(engine)
+    assert first[0].token_ids == second[0].token_ids
+
+
+def test_a_deadline_ends_the_request_and_frees_nothing_by_itself(checkpoint: Path) -> None:
+    """Goal: time is no evidence. Method: keep the ack and the cancel from P; the output is out, P's hold stays."""
+    prompt, _ = some_requests(1, seed=5)[0]
+    with PDEngine(checkpoint, config(request_timeout_s=1.0)) as engine:
+        hold(engine, "prefill", m.Ack | m.Cancel)  # type: ignore[arg-type]
+        engine.add_request(prompt, SamplingParams(max_tokens=129 - len(prompt), ignore_eos=True))
+        outputs = outputs_of(engine, 1)
+        assert outputs[0].finish_reason in ("deadline", "length")
+        assert any(o.holder.startswith("prefill") for o in engine.obligations())
+        let_go(engine, "prefill")
+        settled(engine)
+
+
+@pytest.mark.parametrize("environment", TRANSPORTS)
+@pytest.mark.parametrize("victim", ["prefill", "decode"])
+def test_a_killed_worker_ends_the_engine_with_a_clear_error(
+    checkpoint: Path, victim: str, environment: dict[str, str]
+) -> None:
+    """Goal: kill -9 mid-transfer loses requests, not safety. Method: kill while writes are under way; every request
+    ends with the reason, the survivor is alive until close, and then no process is left."""
+    requests = some_requests(12, seed=7)
+    engine = PDEngine(checkpoint, config(inflight_bytes=4096, posts_per_tick=1), environment=environment)
+    try:
+        for prompt, params in requests:
+            engine.add_request(prompt, params)
+        outputs = until(engine, lambda: any(g.timeline.get("computed") for g in engine.core.generations.values()))
+        pid = engine.clients[victim].process.pid
+        assert pid is not None
+        os.kill(pid, 9)
+        outputs += outputs_of(engine, len(requests) - len(outputs))
+        until(engine, lambda: f"{victim} worker ended: killed by signal 9" in engine.failure)
+        assert [o for o in outputs if o.error], "some request must have been lost"
+        assert all("worker" in o.error or o.finish_reason in ("stop", "length") for o in outputs)
+        with pytest.raises(EngineFailed, match="killed by signal 9"):
+            engine.add_request(*requests[0])
+        if victim == "prefill":
+            assert engine.drain(PATIENCE_S), "D must retire every generation by itself"
+            assert engine.clients["decode"].process.is_alive(), "D's memory outlives P"
+            assert engine.control("decode", "metrics")["free_blocks"] == BLOCKS
+    finally:
+        engine.close()
+    assert not any(client.process.is_alive() for client in engine.clients.values())
+
+
+def test_close_with_live_requests_ends_everything(checkpoint: Path) -> None:
+    """Goal: close never hangs and loses nothing silently. Method: close in the middle of many requests."""
+    engine = PDEngine(checkpoint, config())
+    for prompt, params in some_requests(12, seed=9):
+        engine.add_request(prompt, params)
+    engine.step(0.01)
+    engine.close()
+
+    assert engine.core.generations == {}
+    assert [c.stopped is not None for c in engine.clients.values()] == [True, True]
+    with pytest.raises(EngineFailed, match="closed"):
+        engine.add_request([5, 6], SamplingParams(max_tokens=1))
+
+
+def test_what_can_never_be_served_is_refused_by_name(checkpoint: Path, tmp_path: Path) -> None:
+    """Goal: refusals name the field and the value, and change nothing. Method: one of each kind."""
+    with pytest.raises(UnsupportedModel, match="huginn_raven"):
+        (tmp_path / "config.json").write_text('{"model_type": "huginn_raven"}', encoding="utf-8")
+        PDEngine(tmp_path)
+    with pytest.raises(ConfigError, match="block_size"):
+        config(decode_cache=CacheConfig(BLOCKS, block_size=8))
+    with PDEngine(checkpoint, config(max_pending_requests=1, decode_cache=CacheConfig(16))) as engine:
+        with pytest.raises(ConfigError, match=r"decode_cache.num_blocks"):
+            engine.add_request([5] * 90, SamplingParams(max_tokens=8))
+        with pytest.raises(ConfigError, match="token ids are from 0 to 63"):
+            engine.add_request([64], SamplingParams(max_tokens=8))
+        engine.add_request([5] * 20, SamplingParams(max_tokens=8, ignore_eos=True))
+        with pytest.raises(EngineOverloaded, match="max_pending_requests is 1"):
+            engine.add_request([5] * 20, SamplingParams(max_tokens=8))
+        until(engine, lambda: not engine.has_unfinished())
+        with pytest.raises(RuntimeError, match="no control 'nonsense'"):
+            engine.control("decode", "nonsense")
+
+
+def test_scarcity_makes_requests_wait_and_nothing_else(checkpoint: Path) -> None:
+    """Goal: with pages for one request at a time everything still ends. Method: one decode slot, 24 pages a side."""
+    requests = [(p[:40], s) for p, s in some_requests(8, seed=11)]
+    prompts, params = [p for p, _ in requests], [s for _, s in requests]
+    wanted = LLMEngine(checkpoint, CacheConfig(512)).generate(prompts, params)
+    small = config(
+        prefill_cache=CacheConfig(16),
+        decode_cache=CacheConfig(20),
+        prefill_scheduler=SchedulerConfig(prefill_chunk_size=16, max_num_seqs=1),
+        decode_scheduler=SchedulerConfig(max_num_seqs=1),
+    )
+
+    with PDEngine(checkpoint, small) as engine:
+        outputs = engine.generate(prompts, params)
+        assert engine.drain(PATIENCE_S)
+
+    assert [o.token_ids for o in outputs] == [w.token_ids for w in wanted]

@@ -1,0 +1,171 @@
+"""Put every question to a spec: explicit search per scope, liveness on its graph, induction beside them.
+
+A property is proved when every method that was asked has proved it; refuted when one has a trace;
+unknown otherwise. Rows of the tables that no scope of the run ever fires are reported as well.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from rlt_fsm.ground import Flat, ground
+from rlt_fsm.load import load
+from rlt_fsm.model import Spec, Transition
+from verification import liveness
+from verification.explicit import search
+from verification.result import Result
+
+GENERATIONS = 2  # that the induction spells out; chunks, steps and faults are without bound
+SMT_SECONDS_MAX = 240.0  # hard stop: the solver's own time-out is not always honoured
+
+Progress = Callable[[str], None]
+
+
+@dataclass(slots=True)
+class Report:
+    """What a run found."""
+
+    results: list[Result] = field(default_factory=list)
+    figures: dict[str, dict[str, float | int | str]] = field(default_factory=dict)  # scope -> figures
+    flats: dict[str, Flat] = field(default_factory=dict)  # scope -> what its traces number
+    never_fired: list[str] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)  # scopes left out because an earlier one refuted
+    seconds: float = 0.0
+
+    @property
+    def refuted(self) -> list[Result]:
+        """The results with a counterexample, or a witness that is not there."""
+        return [r for r in self.results if r.verdict == "refuted"]
+
+    @property
+    def unknown(self) -> list[Result]:
+        """The results without an answer."""
+        return [r for r in self.results if r.verdict == "unknown"]
+
+    @property
+    def exit_code(self) -> int:
+        """0 holds, 1 does not hold, 3 unknown."""
+        return 1 if self.refuted else 3 if self.unknown else 0
+
+
+def run(
+    spec: Spec,
+    paths: list[str] | None,
+    suite: str = "quick",
+    only: str | None = None,
+    backends: tuple[str, ...] = ("explicit", "smt"),
+    progress: Progress | None = None,
+    stop_early: bool = True,
+) -> Report:
+    """Ask everything of `suite` (quick, full, or the name of one scope).
+
+    paths: where the spec was read from, for the solver's own process. stop_early: leave out the scopes
+    after the first that refutes something.
+    """
+    started = time.perf_counter()
+    system = spec.need_system()
+    report = Report()
+    say = progress or (lambda text: None)
+    solver = _Solver(paths) if "smt" in backends and only_is_safety(spec, only) else None
+    if "explicit" in backends:
+        scopes = [s for s in system.scopes.values() if suite in s.suites or suite == s.name]
+        if not scopes:
+            raise LookupError(f"no scope or suite '{suite}'; suites: quick, full; scopes: {', '.join(system.scopes)}")
+        witnessed: set[str] = set()
+        fired: set[tuple[str, int]] = set()
+        for scope in scopes:
+            if stop_early and report.refuted:
+                report.skipped.append(scope.name)
+                continue
+            flat = ground(system, scope.sizes, scope.consts, scope.start)
+            report.flats[scope.name] = flat
+            say(f"{scope.name}: {scope.doc}")
+            found = search(flat, scope.name, edges=True, progress=progress is not None)
+            report.figures[scope.name] = found.figures
+            report.results += found.results
+            witnessed |= found.witnessed
+            for place in found.fired:
+                for _, row in flat.steps[place].rows:
+                    if isinstance(row, Transition):
+                        fired.add((row.machine, row.place))
+            if found.graph is not None:
+                for item in liveness.check(found.graph, scope.name):
+                    if not scope.asks or item.name.split("[")[0] in scope.asks:
+                        report.results.append(item)
+        for prop in system.properties:
+            if prop.kind != "sometimes":
+                continue
+            seen = prop.name in witnessed
+            why = "" if seen else "no scope of this run has a state with it"
+            verdict = "proved" if seen else "unknown" if report.skipped else "refuted"
+            report.results.append(Result(prop.name, "sometimes", "explicit", suite, verdict, why))
+        if not report.skipped:
+            used = {m for p in system.processes.values() for m in p.machines} | {
+                s.machine for p in system.processes.values() for s in p.shared.values()
+            }
+            report.never_fired = [
+                row.name for name in used for row in system.machines[name].transitions if (name, row.place) not in fired
+            ]
+    if solver is not None:
+        say(f"induction: any number of chunks, {GENERATIONS} generations that share everything")
+        report.results += solver.wait()
+    if only is not None:
+        report.results = [r for r in report.results if base_name(r.name) == only or r.verdict == "refuted"]
+        if not report.results:
+            raise LookupError(f"no property '{only}'; known: {', '.join(p.name for p in system.properties)}")
+    report.seconds = time.perf_counter() - started
+    return report
+
+
+def base_name(name: str) -> str:
+    """The property's name without its instances."""
+    return name.split("[")[0].split(" ")[0]
+
+
+def only_is_safety(spec: Spec, only: str | None) -> bool:
+    """False where just a liveness property or witness is asked: induction has nothing to say to it."""
+    if only is None:
+        return True
+    return any(p.name == only and p.kind in ("always", "lemma") for p in spec.need_system().properties)
+
+
+class _Solver:
+    """The induction in a process of its own, ended by force when it takes too long."""
+
+    def __init__(self, paths: list[str] | None) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.pipe, child = context.Pipe(duplex=False)
+        self.process = context.Process(target=_solve, args=(child, paths), daemon=True)
+        self.process.start()
+        child.close()
+        self.deadline = time.monotonic() + SMT_SECONDS_MAX
+
+    def wait(self) -> list[Result]:
+        """Its results; one Unknown if it died or had to be stopped."""
+        why = f"the solver was stopped after {SMT_SECONDS_MAX:.0f} s"
+        try:
+            if self.pipe.poll(max(0.0, self.deadline - time.monotonic())):
+                results: list[Result] = self.pipe.recv()
+                return results
+        except EOFError:
+            why = "the solver's process died"
+        finally:
+            self.process.kill()
+            self.process.join()
+        return [Result("induction", "induction", "smt", "any chunks", "unknown", why)]
+
+
+def _solve(pipe: Connection, paths: list[str] | None) -> None:
+    from verification.smt.induction import Induction
+
+    system = load([Path(p) for p in paths] if paths else None).need_system()
+    sizes = dict.fromkeys(system.instances, 1) | {system.generation: GENERATIONS}
+    storages = {"source_storage": 1, "destination_storage": 1}
+    flat = ground(system, sizes, {k: v for k, v in storages.items() if k in system.consts})
+    pipe.send(Induction(flat).run())
+    pipe.close()
