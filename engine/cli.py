@@ -110,8 +110,9 @@ def _generate(args: argparse.Namespace) -> int:
     if args.single:
         from engine.local import LLMEngine
 
-        for output in LLMEngine(args.model, CacheConfig(args.num_blocks), device=args.decode).generate(texts, params):
-            print(output.text)
+        single = LLMEngine(args.model, CacheConfig(args.num_blocks), device=args.decode)
+        for answer in single.generate(texts, params):
+            print(answer.text)
         return 0
     from engine.pd.engine import PDEngine
 

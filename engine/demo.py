@@ -44,16 +44,16 @@ def run_demo(model: Any, rows: list[dict[str, Any]], config: PDConfig, params: C
             print(f"{'':18} wanted {row['answer']!r}")
     for output in cancelled:
         print(_line(output.request_id, output.finish_reason, output))
-    print(f"\nanswers right: {right} of {len(rows)}; cancelled midway: {len(cancelled)}")
+    aborted = sum(o.finish_reason == "abort" for o in cancelled)
+    print(f"\nanswers right: {right} of {len(rows)}; cancelled midway: {aborted} of {len(cancelled)}")
     print(f"bytes moved: {moved:,}")
     print(f"obligations open: {len(open_now)}")
     for item in open_now:
         print(f"  {item.request_id} {item.resource}: {item.holder}, {item.age_s:.1f} s")
-    ended = [o for o in cancelled if o.finish_reason == "abort"]
     complete = all(set(MILESTONES) <= set(outputs[row["id"]].timeline) for row in rows)
     if not complete:
         print("some request did not pass all eight milestones")
-    return right == len(rows) and settled and not open_now and complete and len(ended) == len(cancelled)
+    return right == len(rows) and settled and not open_now and complete and aborted > 0
 
 
 def _ask(

@@ -133,14 +133,18 @@ class _Checker:
         self.found.append(Finding(kind, message, span, hint, "warning"))
 
     def word(self, span: Span, word: str) -> Span:
-        """Where `word` stands, from `span` on, within a few lines; `span` itself where it does not."""
+        """Where `word` stands, from `span` on, within some lines; `span` itself where it does not."""
         rows = self.spec.sources.get(span.file, "").splitlines()
-        for number in range(span.line - 1, min(span.line + 11, len(rows))):
+        for number in range(span.line - 1, min(span.line + 40, len(rows))):
             start = span.column - 1 if number == span.line - 1 else 0
             match = re.compile(rf"(?<!\w){re.escape(word)}(?!\w)").search(rows[number], start)
             if match is not None:
-                return Span(span.file, number + 1, match.start() + 1, len(word))
+                return Span(span.file, number + 1, match.start() + 1, len(word.rstrip(":")))
         return span
+
+    def alias(self, machine: Machine, name: str) -> Span:
+        """Where `name` stands under 'reads'."""
+        return self.word(self.word(machine.span, "reads:"), f"{name}:")
 
     # -- one machine --------------------------------------------------------------------------------
 
@@ -243,7 +247,7 @@ class _Checker:
                 self.warning(
                     "unused-read",
                     f"machine '{machine.name}' reads '{alias}' in no row",
-                    self.word(machine.span, alias),
+                    self.alias(machine, alias),
                     "drop it from 'reads'",
                 )
         for event, fields in machine.takes.items():
@@ -465,9 +469,8 @@ class _SystemChecker:
 
     def field_type(self, what: str, field: Variable, value: str | Node, span: Span) -> None:
         index = field.kind == "index"
-        if (isinstance(value, str) and index) or (
-            not isinstance(value, str) and not index and value.type == field.type
-        ):
+        fits = index if isinstance(value, str) else not index and value.type == field.type
+        if fits:
             return
         shown = value if isinstance(value, str) else str(value.type)
         need = "fresh or repeat" if index else str(field.type)
@@ -496,7 +499,7 @@ class _SystemChecker:
                 self.base.error(
                     "foreign-read",
                     f"machine '{machine.name}' reads '{alias}', which process '{home.name}' does not run",
-                    self.base.word(machine.span, alias),
+                    self.base.alias(machine, alias),
                     f"for a shared machine the name must be that of the instance; known: "
                     f"{', '.join([*home.machines, *home.shared])}",
                 )
@@ -518,7 +521,7 @@ class _SystemChecker:
                 for name in machines
                 for row in self.system.machines[name].transitions
                 for send in row.send
-                if send.to == channel.target
+                if send.to == channel.target or send.to not in self.system.processes  # misspelled: said elsewhere
             }
             for message in channel.messages:
                 if message not in said:

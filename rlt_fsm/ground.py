@@ -415,7 +415,8 @@ class _Grounder:
         alternatives: list[list[tuple[_Instance, Row, Node]]] = []
         for home in members:
             rows: list[tuple[_Instance, Row, Node]] = []
-            for row in (*home.machine.transitions, *home.machine.ignores):
+            table: tuple[Row, ...] = (*home.machine.transitions, *home.machine.ignores)
+            for row in table:
                 if row.event != event:
                     continue
                 state = self.ref(f"{home.name}.state")
@@ -478,9 +479,9 @@ class _Grounder:
         guards: list[Node] = []
         for picked in itertools.product(*(values for _, values in choices)):
             final, test = dict(updates), guard
-            for name, (choose, _), value in zip(effects, choices, picked, strict=True):
+            for name, (choose, _), choice in zip(effects, choices, picked, strict=True):
                 effect = self.system.effects[name]
-                scope = {**({} if r is None else {self.system.generation: r}), **({choose: value} if choose else {})}
+                scope = {**({} if r is None else {self.system.generation: r}), **({choose: choice} if choose else {})}
                 test = conj(test, self.expr(effect.needs, scope))
                 self.assign(effect.set, scope, final)
             chosen = "".join(

@@ -84,27 +84,38 @@ class _Loader:
             )
         for path in files:
             self.read(path)
-        wanted = {raw.text for machine in self.raw_machines.values() for _, raw in machine.pairs("reads")}
-        for path in files:
-            if wanted <= set(self.raw_machines):
+        siblings = [s for folder in dict.fromkeys(p.parent for p in files) for s in _files([folder]) if s not in files]
+        while True:  # what is read may read others in turn
+            wanted = {raw.text for machine in self.raw_machines.values() for _, raw in machine.pairs("reads")}
+            known = set(self.raw_machines)
+            if not wanted <= known:
+                for sibling in siblings:
+                    self.read(sibling, only=wanted - known)
+            if known == set(self.raw_machines):
                 break
-            for sibling in _files([path.parent]):
-                if sibling not in files and _shown(sibling) not in self.sources:
-                    self.read(sibling, only=wanted - set(self.raw_machines))
         self.stop_if_wrong()
         for raw in self.raw_systems:
             for key, _ in raw.pairs("world"):
                 self.hidden[key] = f"'{key}' is a fact of the world, which no process can read in a guard or update"
         for name, raw in self.raw_machines.items():
             self.declare(name, raw)
+        for raw in self.raw_machines.values():
+            for _, word in raw.pairs("reads"):
+                if word.text not in self.types:
+                    hint = suggest(word.text, self.types)
+                    self.error("unknown-machine", f"'{word.text}' is not a machine", word.span, hint)
         self.stop_if_wrong()
         machines = {name: self.machine(name, raw) for name, raw in self.raw_machines.items()}
         self.stop_if_wrong()
         system = None
         if self.raw_systems:
             if len(self.raw_systems) > 1:
-                self.error("duplicate-system", "there is another system already", self.raw_systems[1].span)
-            system = _SystemReader(self, self.raw_systems[0], machines).read()
+                word = self.raw_systems[1].entries["system"]
+                self.error("duplicate-system", "there is another system already", word.span, "drop one of them")
+            self.stop_if_wrong()
+            reader = _SystemReader(self, self.raw_systems[0], machines)
+            self.stop_if_wrong()
+            system = reader.read()
         self.stop_if_wrong()
         digest = hashlib.sha256()
         for name in sorted(self.sources):
@@ -144,7 +155,8 @@ class _Loader:
                 self.raw_systems.append(raw)
             elif name in self.raw_machines:
                 first = self.raw_machines[name].span
-                self.error("duplicate-machine", f"machine '{name}' stands also at {first}", raw.entries[kind].span)
+                place = raw.entries[kind].span
+                self.error("duplicate-machine", f"machine '{name}' stands also at {first}", place, "rename one of them")
             else:
                 self.raw_machines[name] = raw
 
@@ -202,14 +214,6 @@ class _Loader:
         reads: dict[str, str] = {}
         fields: dict[str, tuple[tuple[str, ...], dict[str, Symbol]]] = {}
         for alias, target in raw.pairs("reads"):
-            if target.text not in self.types:
-                self.error(
-                    "unknown-machine",
-                    f"'{target.text}' is not a machine",
-                    target.span,
-                    suggest(target.text, self.types),
-                )
-                continue
             reads[alias] = target.text
             fields[alias] = ((), {k: Symbol(t) for k, t in self.types[target.text].items()})
         names = {k: Symbol(t) for k, t in types.items()}

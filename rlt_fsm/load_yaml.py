@@ -113,10 +113,11 @@ def read_documents(path: Path, shown: str, findings: list[Finding]) -> tuple[str
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise SpecError(
-            [Finding("unreadable", f"cannot read the file: {reason}", Span(shown, 1, 1), "name an existing YAML file")]
-        ) from error
+        reason, hint = "it is not UTF-8 text", "save it as UTF-8"
+        if isinstance(error, OSError):
+            reason, hint = error.strerror or str(error), "name an existing YAML file"
+        place = Span(shown, 1, 1)
+        raise SpecError([Finding("unreadable", f"cannot read the file: {reason}", place, hint)]) from error
     try:
         nodes = [node for node in yaml.compose_all(text, Loader=yaml.SafeLoader) if node is not None]
     except yaml.MarkedYAMLError as error:

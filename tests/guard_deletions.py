@@ -119,9 +119,9 @@ EDITS = (
     Edit(
         "ack_tied_to_activation",
         "handoff.yaml",
-        """  - {on: received, from: committed, to: received, send: {prefill: ack}, doc: "Independent of compute admission on D."}
+        """to: received, send: {prefill: ack}, doc: "Independent of compute admission on D."}
   - {on: activated, from: received, to: decoding}""",
-        """  - {on: received, from: committed, to: received}
+        """to: received}
   - {on: activated, from: received, to: decoding, send: {prefill: ack}}""",
         ("a_receipt_frees_p", "every_request_retires"),
     ),

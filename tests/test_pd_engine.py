@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pd_tools import PATIENCE_S, Hold, Stranger, outputs_of, until
 from reference_ouro import write_checkpoint
 
 from engine.config import CacheConfig, ConfigError, SamplingParams, SchedulerConfig
@@ -18,10 +19,8 @@ from engine.models.registry import UnsupportedModel
 from engine.pd import messages as m
 from engine.pd.config import PDConfig
 from engine.pd.engine import EngineFailed, EngineOverloaded, PDEngine, PDOutput
-from engine.pd.nixl import NixlConnector
 
 BLOCKS = 256
-PATIENCE_S = 60.0
 TRANSPORTS = [pytest.param({}, id="cma"), pytest.param({"UCX_TLS": "tcp"}, id="tcp")]
 
 
@@ -61,26 +60,6 @@ def some_requests(count: int, seed: int = 0) -> list[tuple[list[int], SamplingPa
     return out
 
 
-def until(engine: PDEngine, condition: Callable[[], bool]) -> list[PDOutput]:
-    """Step until the condition holds; the outputs that ended meanwhile. Fails after a generous time."""
-    outputs: list[PDOutput] = []
-    end = time.monotonic() + PATIENCE_S
-    while not condition():
-        outputs += engine.step(0.005)
-        assert time.monotonic() < end, "the engine did not get there"
-    return outputs
-
-
-def outputs_of(engine: PDEngine, count: int) -> list[PDOutput]:
-    """Step until so many outputs have ended."""
-    outputs: list[PDOutput] = []
-    end = time.monotonic() + PATIENCE_S
-    while len(outputs) < count:
-        outputs += engine.step(0.005)
-        assert time.monotonic() < end, f"{len(outputs)} of {count} outputs came"
-    return outputs
-
-
 def settled(engine: PDEngine) -> None:
     """Nothing is held: no obligation, every credit back, every page free by the allocators' own reading."""
     assert engine.drain(PATIENCE_S)
@@ -89,28 +68,6 @@ def settled(engine: PDEngine) -> None:
     assert (credits["source"], credits["destination"], credits["compute"], credits["live"]) == (BLOCKS, BLOCKS, 4, 0)
     for role in ("prefill", "decode"):
         assert engine.control(role, "metrics")["free_blocks"] == BLOCKS
-
-
-def hold(engine: PDEngine, role: str, kind: type) -> list[Any]:
-    """Keep messages of `kind` to a worker back; send those in the returned list to let them go."""
-    kept: list[Any] = []
-    client = engine.clients[role]
-    send = client.send
-
-    def keep(message: Any) -> None:
-        if isinstance(message, kind):
-            kept.append(message)
-        else:
-            send(message)
-
-    client.send = keep  # type: ignore[method-assign]
-    client.let_go = lambda: ([send(message) for message in kept], kept.clear())  # type: ignore[attr-defined]
-    return kept
-
-
-def let_go(engine: PDEngine, role: str) -> None:
-    """Send what `hold` kept."""
-    engine.clients[role].let_go()  # type: ignore[attr-defined]
 
 
 @pytest.fixture
@@ -156,13 +113,13 @@ def test_kv_on_decode_equals_kv_on_prefill(checkpoint: Path, environment: dict[s
     """Goal: every plane and layer arrives byte for byte. Method: keep the ack back, read both sides, compare."""
     prompt, _ = some_requests(1, seed=5)[0]
     with PDEngine(checkpoint, config(), environment=environment) as engine:
-        acks = hold(engine, "prefill", m.Ack)
+        acks = Hold(engine, "prefill", m.Ack)
         engine.add_request(prompt, SamplingParams(max_tokens=8, ignore_eos=True))
-        until(engine, lambda: bool(acks))
-        tid = acks[0].tid
+        until(engine, lambda: bool(acks.kept))
+        tid = acks.kept[0].tid
         source = engine.control("prefill", "pages", tid=tid, tokens=len(prompt))
         target = engine.control("decode", "pages", tid=tid, tokens=len(prompt))
-        let_go(engine, "prefill")
+        acks.let_go()
         settled(engine)
 
     assert len(source["planes"]) == len(target["planes"]) == 4
@@ -180,46 +137,22 @@ def test_a_page_that_is_wrong_on_decode_changes_the_output(checkpoint: Path, pag
 
     def run(spoil: bool) -> list[float | None]:
         with PDEngine(checkpoint, config()) as engine:
-            commits = hold(engine, "decode", m.CommitToDecode)
+            commits = Hold(engine, "decode", m.CommitToDecode)
             engine.add_request(prompt, params)
-            until(engine, lambda: bool(commits))
+            until(engine, lambda: bool(commits.kept))
             (generation,) = engine.core.generations.values()
             until(engine, lambda: "drained" in generation.timeline)  # everything has landed
             if spoil:
                 assert generation.reservation is not None
-                _zero_page(engine, generation.reservation.tables, page)
-            let_go(engine, "decode")
+                stranger = Stranger(engine)
+                stranger.zero(engine, generation.reservation.tables, page)
+                stranger.close()
+            commits.let_go()
             (output,) = outputs_of(engine, 1)
             settled(engine)
         return output.logprobs
 
     assert run(spoil=False) != run(spoil=True)
-
-
-def _zero_page(engine: PDEngine, tables: list[list[int]], page: int) -> None:
-    """Write zeros over one page of every plane on D, as any process that knows D's metadata can."""
-    import numpy as np
-    import torch
-
-    ready = engine.clients["decode"].ready
-    assert ready is not None
-    geometry = ready.geometry
-    zeros = torch.zeros(geometry.block_bytes, dtype=torch.uint8)
-    link = NixlConnector()
-    link.register_tensor("zeros", zeros)
-    peer = link.add_peer(ready.metadata)
-    for pool in (geometry.key_ptr, geometry.value_ptr):
-        for table in tables:
-            local = np.array([[zeros.data_ptr(), geometry.block_bytes, 0]], np.uint64)
-            remote = np.array([[pool + table[page] * geometry.block_bytes, geometry.block_bytes, 0]], np.uint64)
-            import msgspec
-
-            write = link.post(peer, local, remote, msgspec.msgpack.encode(("nobody", 0)))
-            end = time.monotonic() + PATIENCE_S
-            while not write.poll():
-                assert time.monotonic() < end
-                time.sleep(0.001)
-    assert link.close()
 
 
 @pytest.mark.parametrize("milestone", ["waiting", "reserved", "computed", "submitted", "received", "activated"])
@@ -260,7 +193,7 @@ def test_an_id_is_free_as_soon_as_its_output_is_out(checkpoint: Path) -> None:
     """Goal: a client may reuse its id while the old generation still retires. Method: keep the old ack back."""
     prompt, _ = some_requests(1, seed=5)[0]
     with PDEngine(checkpoint, config()) as engine:
-        acks = hold(engine, "prefill", m.Ack)
+        acks = Hold(engine, "prefill", m.Ack)
         params = SamplingParams(max_tokens=3, ignore_eos=True)
         engine.add_request(prompt, params, "mine")
         with pytest.raises(ConfigError, match="in use"):
@@ -269,8 +202,8 @@ def test_an_id_is_free_as_soon_as_its_output_is_out(checkpoint: Path) -> None:
         assert any("prefill" in o.holder for o in engine.obligations()), "P must still hold: it has no ack"
         engine.add_request(prompt, params, "mine")
         second = outputs_of(engine, 1)
-        assert len(acks) == 2
-        let_go(engine, "prefill")
+        assert len(acks.kept) == 2
+        acks.let_go()
         settled(engine)
     assert first[0].token_ids == second[0].token_ids
 
@@ -279,12 +212,12 @@ def test_a_deadline_ends_the_request_and_frees_nothing_by_itself(checkpoint: Pat
     """Goal: time is no evidence. Method: keep the ack and the cancel from P; the output is out, P's hold stays."""
     prompt, _ = some_requests(1, seed=5)[0]
     with PDEngine(checkpoint, config(request_timeout_s=1.0)) as engine:
-        hold(engine, "prefill", m.Ack | m.Cancel)  # type: ignore[arg-type]
+        acks = Hold(engine, "prefill", m.Ack, m.Cancel)
         engine.add_request(prompt, SamplingParams(max_tokens=129 - len(prompt), ignore_eos=True))
         outputs = outputs_of(engine, 1)
         assert outputs[0].finish_reason in ("deadline", "length")
         assert any(o.holder.startswith("prefill") for o in engine.obligations())
-        let_go(engine, "prefill")
+        acks.let_go()
         settled(engine)
 
 

@@ -64,59 +64,56 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def table(report: Report) -> str:
-    """One line a property: verdict, methods, and where."""
+    """One line a property: verdict, and by what."""
     rows: dict[str, list[Result]] = defaultdict(list)
     for result in report.results:
-        rows[base_name(result.name) if result.kind not in ("handled", "in_order") else f"({result.kind})"].append(
-            result
-        )
-    lines = ["", f"{'property':44} {'kind':10} {'verdict':9} by"]
+        grouped = {"handled": "(every message meets a row)", "in_order": "(every channel keeps its order)"}
+        rows[grouped.get(result.kind, "(lemmas)" if result.kind == "lemma" else base_name(result.name))].append(result)
+    lines = ["", f"{'property':50} {'kind':10} {'verdict':9} by"]
     for name, items in rows.items():
-        kind = items[0].kind if not name.startswith("(") else f"{len({i.name for i in items})} checks"
-        verdict = (
-            "REFUTED"
-            if any(i.verdict == "refuted" for i in items)
-            else "unknown"
-            if any(i.verdict == "unknown" for i in items)
-            else "proved"
-        )
-        by: dict[str, None] = {}
-        for item in items:
-            by.setdefault("induction (any chunks)" if item.method == "smt" else item.scope, None)
-        if any(i.kind == "lemma" for i in items):
-            continue
-        lines.append(f"{name:44} {kind:10} {verdict:9} {', '.join(by)}")
-    lemmas = {base_name(r.name) for r in report.results if r.kind == "lemma"}
-    if lemmas:
-        bad = {base_name(r.name) for r in report.results if r.kind == "lemma" and not r.holds}
-        lines.append(
-            f"{f'({len(lemmas)} lemmas)':44} {'lemma':10} {'proved' if not bad else 'not: ' + ', '.join(sorted(bad))}"
-        )
+        number = len({i.name for i in items})
+        kind = f"{number} checks" if name.startswith("(") else items[0].kind
+        lines.append(f"{name:50} {kind:10} {verdict_of(items):9} {methods(items)}")
     lines.append("")
-    for scope, figures in report.figures.items():
+    for scope, f in report.figures.items():
         lines.append(
-            f"{scope:24} {figures['states']:>10,} states {figures['transitions']:>11,} transitions "
-            f"depth {figures['depth']:>3}  {figures['seconds']:>7} s  {figures['memory_mb']} MB"
+            f"{scope:22} {f['states']:>10,} states {f['transitions']:>11,} transitions  depth {f['depth']:>3} "
+            f"{f['seconds']:>8} s {f['memory_mb']:>7} MB"
         )
     for scope in report.skipped:
-        lines.append(f"{scope:24} not run: an earlier scope refuted a property")
-    for result in report.results:
-        if result.method == "smt" and result.figures:
-            f = result.figures
-            lines.append(
-                f"{'induction':24} {f['steps']:>10,} steps  {f['conjuncts']:>11,} conjuncts        {f['seconds']:>12} s"
-            )
-            break
+        lines.append(f"{scope:22} not run: an earlier scope refuted a property")
+    solved = next((r.figures for r in report.results if r.method == "smt" and r.figures), None)
+    if solved is not None:
+        lines.append(
+            f"{'induction':22} {solved['steps']:>10,} steps  {solved['conjuncts']:>11,} conjuncts {solved['seconds']:>21} s"
+        )
     if report.never_fired:
         lines.append(f"rows that no scope fires: {', '.join(report.never_fired)}")
-    unknown = report.unknown
-    for result in unknown[:5]:
-        lines.append(f"unknown: {result.name}: {result.why}")
+    if not report.refuted:
+        for result in report.unknown[:5]:
+            lines.append(f"unknown: {result.name}: {result.why}")
+            if result.trace is not None and result.trace.moves:
+                lines.append(f"  {result.trace.moves[0].label}: from {dict(result.trace.final)}")
+    proved = sum(r.holds for r in report.results)
     lines.append(
-        f"{len(report.refuted)} refuted, {len(unknown)} unknown, "
-        f"{sum(r.holds for r in report.results)} proved in {report.seconds:.1f} s"
+        f"{len(report.refuted)} refuted, {len(report.unknown)} unknown, {proved} proved in {report.seconds:.1f} s"
     )
     return "\n".join(lines)
+
+
+def verdict_of(items: list[Result]) -> str:
+    """One verdict for several answers: the worst."""
+    found = {i.verdict for i in items}
+    return "REFUTED" if "refuted" in found else "unknown" if "unknown" in found else "proved"
+
+
+def methods(items: list[Result]) -> str:
+    """`8 scopes, induction`: where it was asked."""
+    if items[0].kind == "sometimes":
+        return "a reachable state" if items[0].holds else items[0].why
+    scopes = {i.scope for i in items if i.method == "explicit"}
+    parts = [f"{len(scopes)} scope{'s' if len(scopes) > 1 else ''}"] if scopes else []
+    return ", ".join(parts + (["induction (any number of chunks)"] if any(i.method == "smt" for i in items) else []))
 
 
 def refutation(report: Report, result: Result) -> str:

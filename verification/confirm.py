@@ -6,10 +6,10 @@ and is reported as such instead of being shown as a fault of the spec.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from rlt_fsm.compile import CompiledProcess, compile_process
-
 from rlt_fsm.errors import IllegalEvent
 from rlt_fsm.expr import BOOL, Const, Enum, Node, Ref, evaluate
 from rlt_fsm.ground import Flat, Step
@@ -103,7 +103,7 @@ def confirm(flat: Flat, trace: Trace) -> str:
         step = flat.steps[move.step]
         before = dict(state)
         for name, node in step.updates.items():
-            state[name] = int(evaluate(node, lambda ref, before=before: typed(flat, ref, before)))
+            state[name] = int(evaluate(node, reader(flat, before)))
         if not step.event:
             continue
         try:
@@ -119,9 +119,13 @@ def confirm(flat: Flat, trace: Trace) -> str:
     return f"confirmed: the compiled classes take all {len(trace.moves)} steps to the same values"
 
 
-def typed(flat: Flat, ref: Ref, values: dict[str, int]) -> bool | int:
-    """A value with its type's Python form."""
-    return bool(values[ref.name]) if flat.vars[ref.name].type == BOOL else values[ref.name]
+def reader(flat: Flat, values: dict[str, int]) -> Callable[[Ref], bool | int]:
+    """Gives each variable's value in its type's Python form."""
+
+    def value(ref: Ref) -> bool | int:
+        return bool(values[ref.name]) if flat.vars[ref.name].type == BOOL else values[ref.name]
+
+    return value
 
 
 def plain(flat: Flat, name: str, value: object) -> int:

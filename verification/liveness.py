@@ -79,7 +79,7 @@ def _closure(seed: Bools, source: NDArray[np.int32], target: NDArray[np.int32]) 
     order = np.argsort(source, kind="stable")
     ends = target[order]
     starts = np.searchsorted(source[order], np.arange(len(seed) + 1))
-    frontier = np.flatnonzero(reached)
+    frontier: NDArray[np.intp] = np.flatnonzero(reached)
     while frontier.size:
         counts = starts[frontier + 1] - starts[frontier]
         total = int(counts.sum())
@@ -87,9 +87,8 @@ def _closure(seed: Bools, source: NDArray[np.int32], target: NDArray[np.int32]) 
             break
         offsets = np.repeat(starts[frontier] - np.concatenate([[0], np.cumsum(counts)[:-1]]), counts)
         hit = ends[offsets + np.arange(total)]
-        hit = np.unique(hit[~reached[hit]])
-        reached[hit] = True
-        frontier = hit
+        frontier = np.unique(hit[~reached[hit]]).astype(np.intp)
+        reached[frontier] = True
     return reached
 
 

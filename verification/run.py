@@ -86,6 +86,12 @@ def run(
             report.flats[scope.name] = flat
             say(f"{scope.name}: {scope.doc}")
             found = search(flat, scope.name, edges=True, progress=progress is not None)
+            broken = [r for r in found.results if r.verdict == "refuted"]
+            if broken and all(r.kind == "lemma" for r in broken):
+                # a lemma is bookkeeping: look on for the promise about the world that falls with it
+                say(f"{scope.name}: lemma '{broken[0].name}' does not hold; looking for a property that falls")
+                found = search(flat, scope.name, edges=True, progress=progress is not None, lemmas=False)
+                found.results += broken
             report.figures[scope.name] = found.figures
             report.results += found.results
             witnessed |= found.witnessed

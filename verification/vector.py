@@ -7,16 +7,18 @@ sub-expression is computed once.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlt_fsm.expr import BOOL, Const, Enum, Node, Op, Ref, refs
+from rlt_fsm.expr import BOOL, Const, Enum, Node, Op, Ref, read, refs
 from rlt_fsm.ground import Flat, FlatVar, Step
 
-Column = NDArray[np.generic]
+Column = NDArray[Any]
 
 NUMPY = {
     "implies": "~{0} | {1}",
@@ -162,9 +164,9 @@ class Update:
         for place, value, names in self.computed:
             local = {name: columns[name][idx] for name in names}
             new = evaluate_columns(value, local)
-            if place.var.type != BOOL and not isinstance(place.var.type, Enum):
-                if new.size and (int(new.min()) < place.var.lo or int(new.max()) > place.top):
-                    wrong = place.var.name
+            number = place.var.type != BOOL and not isinstance(place.var.type, Enum)
+            if number and new.size and (int(new.min()) < place.var.lo or int(new.max()) > place.top):
+                wrong = place.var.name
             late.append((place, new))
         for byte, (keep, put) in self.masks.items():
             data[:, byte] = data[:, byte] & np.uint8(keep) | np.uint8(put)
@@ -174,42 +176,28 @@ class Update:
         return out, wrong
 
 
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "const": lambda value, type_: np.bool_(value) if type_ == BOOL else np.int8(value),
+    "implies": lambda a, b: ~a | b,
+    "or": operator.or_,
+    "and": operator.and_,
+    "not": operator.invert,
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<=": operator.le,
+    ">=": operator.ge,
+    "<": operator.lt,
+    ">": operator.gt,
+    "+": operator.add,
+    "-": operator.sub,
+    "ite": np.where,
+}
+
+
 def evaluate_columns(node: Node, columns: dict[str, Column]) -> Column:
     """One expression over columns, by walking the tree (updates are small)."""
-    if isinstance(node, Const):
-        return np.bool_(node.value) if node.type == BOOL else np.int8(node.value)  # type: ignore[return-value]
-    if isinstance(node, Ref):
-        return columns[node.name]
-    assert isinstance(node, Op)
-    a = [evaluate_columns(arg, columns) for arg in node.args]
-    match node.op:
-        case "and":
-            return a[0] & a[1]
-        case "or":
-            return a[0] | a[1]
-        case "not":
-            return ~a[0]
-        case "implies":
-            return ~a[0] | a[1]
-        case "ite":
-            return np.where(a[0], a[1], a[2])
-        case "+":
-            return a[0] + a[1]
-        case "-":
-            return a[0] - a[1]
-        case "==":
-            return a[0] == a[1]
-        case "!=":
-            return a[0] != a[1]
-        case "<=":
-            return a[0] <= a[1]
-        case ">=":
-            return a[0] >= a[1]
-        case "<":
-            return a[0] < a[1]
-        case ">":
-            return a[0] > a[1]
-    raise TypeError(f"no NumPy reading for '{node.op}'")
+    value: Column = read(node, FUNCTIONS, lambda ref: columns[ref.name])
+    return value
 
 
 def initial_values(flat: Flat) -> dict[str, int]:

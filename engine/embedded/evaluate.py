@@ -60,7 +60,9 @@ def decode(
         [torch.zeros(2, batch, shape.heads, total, shape.head_dim) for _ in range(shape.layers)]
         for _ in range(shape.loops)
     ]
-    hidden = _run(network, planes, torch.nn.functional.embedding(tokens, network.weight("model.embed_tokens.weight")), 0)
+    hidden = _run(
+        network, planes, torch.nn.functional.embedding(tokens, network.weight("model.embed_tokens.weight")), 0
+    )
     if spoil_page is not None:
         for plane in planes:
             for cache in plane:
@@ -115,9 +117,7 @@ def _run(network: Network, planes: list[list[Tensor]], x: Tensor, start: int) ->
     return x
 
 
-def _step(
-    network: Network, planes: list[list[Tensor]], x: Tensor, place: int, loop: int, left: Tensor
-) -> Tensor:
+def _step(network: Network, planes: list[list[Tensor]], x: Tensor, place: int, loop: int, left: Tensor) -> Tensor:
     """One token of every row through one loop. left [batch]: rows that keep what their earlier exit wrote."""
     positions = torch.tensor([place])
     for layer, cache in enumerate(planes[loop]):

@@ -136,7 +136,9 @@ def fit_gate(network: Network, seed: int, batches: int = 40) -> None:
             batch = make_batch(rng, BUCKETS[-1 - place % 3])
             hidden = [h[batch.answer].float() for h in network(batch.tokens[:, :-1])]
             wanted = batch.tokens[:, 1:][batch.answer]
-            entropy = torch.stack([functional.cross_entropy(network.logits(h), wanted, reduction="none") for h in hidden])
+            entropy = torch.stack(
+                [functional.cross_entropy(network.logits(h), wanted, reduction="none") for h in hidden]
+            )
             for loop in range(network.shape.loops - 1):
                 states.append(hidden[loop])
                 targets.append((entropy[loop] <= entropy[loop + 1 :].min(0).values + LOSS_WITHIN).float())
@@ -233,7 +235,13 @@ def card(network: Network, measured: Measured, steps: int, seed: int) -> str:
         split = " / ".join(f"{n / total:.3f}" for n in found.depths)
         mark = " (shipped)" if threshold == measured.threshold else ""
         lines.append(f"| {threshold}{mark} | {100 * found.exact:.2f} | {found.mean_depth:.2f} | {split} |")
-    lines += ["", "Full depth, per shape:", "", "| entries | asked | prompt tokens | exact match % |", "|--:|--:|--:|--:|"]
+    lines += [
+        "",
+        "Full depth, per shape:",
+        "",
+        "| entries | asked | prompt tokens | exact match % |",
+        "|--:|--:|--:|--:|",
+    ]
     for (entries, asked), found in measured.cells.items():
         lines.append(f"| {entries} | {asked} | {tasks.prompt_tokens(entries, asked)} | {100 * found.exact:.1f} |")
     lines += [

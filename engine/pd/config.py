@@ -22,7 +22,7 @@ class PDConfig:
     max_admission_bypasses: later requests that may be admitted ahead of one that does not fit.
     request_timeout_s: from submission to the last output; then the request is cancelled. It frees no memory by itself.
     startup_timeout_s, shutdown_timeout_s: how long a worker may take to become ready, or to exit when asked.
-    poll_interval_s: sleep of a worker with nothing to do but wait; between 0.1 and 0.5 ms costs little and keeps latency.
+    poll_interval_s: sleep of a worker that waits for its peer; 0.1 to 0.5 ms costs little and keeps latency.
     trace_capacity: events that each process keeps; older ones are dropped, and the trace says so.
     trace_dir: where the processes write their traces when they stop; None writes none.
     threads: of torch in each worker.

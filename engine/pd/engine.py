@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rlt_fsm.compile import Effect
 from tokenizers import Tokenizer
 
 from engine.config import CacheConfig, ConfigError, SamplingParams, SchedulerConfig
@@ -28,6 +27,7 @@ from engine.pd.config import PDConfig
 from engine.pd.coordinator import CoordinatorCore, Generation, ToWorker
 from engine.pd.segments import check_compatible
 from engine.pd.worker import WorkerOrder, run_worker
+from rlt_fsm.compile import Effect
 
 PREFILL, DECODE = "prefill", "decode"
 
@@ -156,7 +156,6 @@ class PDEngine:
         self._replies: dict[int, m.ControlReply] = {}
         self._next_id = 0
         self._bytes = 0
-        self._killed: list[str] = []
         env = dict(environment or {})
         orders = [
             self._order(PREFILL, c.prefill_device, c.prefill_cache, c.prefill_scheduler, dtype, env),
@@ -190,9 +189,8 @@ class PDEngine:
                 raise EngineFailed(self.failure)
             late = [c.role for c in self.clients.values() if c.ready is None]
             if time.monotonic() > deadline:
-                raise EngineFailed(
-                    f"not ready after startup_timeout_s = {self.config.startup_timeout_s}: {', '.join(late) or 'connect'}"
-                )
+                limit = self.config.startup_timeout_s
+                raise EngineFailed(f"not ready after startup_timeout_s = {limit}: {', '.join(late) or 'connect'}")
 
     # -- requests -----------------------------------------------------------------------------------------
 
@@ -448,6 +446,8 @@ class PDEngine:
         for client in live:
             if client.at_end:
                 self._ended(client)
+        if self.core.can_worker("decode_worker", "end"):
+            self._carry_out(self.core.worker("decode_worker", "end", time.monotonic()))
         for generation in self.core.take_retired():
             self._bytes += generation.bytes_posted
             output = self._outputs.get(generation.tid)
@@ -482,10 +482,7 @@ class PDEngine:
         elif isinstance(message, m.Fatal):
             client.error = message.error
             self._fail(f"{client.role} worker: {message.error}")
-            if client.role == PREFILL:
-                self._carry_out(self.core.worker("prefill_worker", "fatal", now))
-            else:
-                client.kill()
+            self._carry_out(self.core.worker(f"{client.role}_worker", "fatal", now))
 
     def _introduce(self) -> None:
         """Both are ready: check that they agree, then tell each of the other."""
@@ -510,7 +507,10 @@ class PDEngine:
     def do_terminate_prefill(self) -> None:
         """Kill P's process and join it; its pipe is then read to its end like any other."""
         self.clients[PREFILL].kill()
-        self._killed.append(PREFILL)
+
+    def do_terminate_decode(self) -> None:
+        """Kill D's process, whose writer is gone, and join it."""
+        self.clients[DECODE].kill()
 
     def do_stop_prefill(self) -> None:
         """Ask P to exit."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import cache
 
 from rlt_fsm.compile import CompiledProcess, compile_machine, compile_process
-
 from rlt_fsm.load import load
 from rlt_fsm.model import Spec, System
 
@@ -24,7 +23,7 @@ def system() -> System:
 @cache
 def process(name: str) -> CompiledProcess:
     """The compiled machines of process `coordinator`, `prefill` or `decode`."""
-    return compile_process(system(), name)
+    return compile_process(system(), name, spec().digest)
 
 
 @cache

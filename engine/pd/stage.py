@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
-from rlt_fsm.compile import Effect, Message
 
 from engine.execute.device import DeviceEvent
 from engine.local import EngineCore, PrefillProgress
@@ -22,6 +21,7 @@ from engine.pd.config import PDConfig
 from engine.pd.nixl import NixlConnector, TransportError, Write
 from engine.pd.records import Outputs, Records
 from engine.pd.segments import Partition, PoolGeometry, partitions
+from rlt_fsm.compile import Effect, Message
 
 Say = Callable[[m.FromWorker], None]
 
@@ -53,6 +53,14 @@ class PDStageConnector:
 
     def tick(self) -> bool:
         """Bring in evidence and do one piece of work. False when there was nothing to do."""
+        raise NotImplementedError
+
+    def connect(self, peer: m.Connect) -> None:
+        """Learn of the peer."""
+        raise NotImplementedError
+
+    def waiting_for_peer(self) -> bool:
+        """Whether something of the peer is awaited, so that the loop should look often."""
         raise NotImplementedError
 
     def fire(self, tid: str, event: str, **fields: Any) -> None:

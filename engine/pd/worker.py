@@ -118,18 +118,14 @@ class StageWorker:
                     if not self.take(m.decode_to_worker(self.pipe.recv_bytes())):
                         return
                 if not self.stage.tick() and not worked:
-                    self.pipe.poll(self.order.pd.poll_interval_s if self.busy() else 0.002)
-
-    def busy(self) -> bool:
-        """Something of the peer is awaited: look often."""
-        return self.stage.waiting_for_peer()
+                    self.pipe.poll(self.order.pd.poll_interval_s if self.stage.waiting_for_peer() else 0.002)
 
     def take(self, message: m.ToWorker) -> bool:
         """Handle one message; False ends the process in good order."""
         if isinstance(message, m.RequestMessage):
             self.stage.on_message(message)
         elif isinstance(message, m.Connect):
-            self.stage.connect(message)  # type: ignore[attr-defined]
+            self.stage.connect(message)
             self.say(m.Connected())
         elif isinstance(message, m.Control):
             self.control(message)
@@ -143,6 +139,7 @@ class StageWorker:
         questions: dict[str, Any] = {
             "obligations": self.stage.obligations,
             "pages": self.pages,
+            "raw_pages": self.raw_pages,
             "metrics": self.metrics,
         }
         ask = questions.get(message.name)
@@ -169,6 +166,12 @@ class StageWorker:
             values = torch.cat([self.core.storage.values[b] for b in table[:count]], dim=1)[:, :tokens].contiguous()
             planes.append([_raw(keys), _raw(values)])
         return {"tables": tables, "planes": planes}
+
+    def raw_pages(self, tid: str, pages: int) -> dict[str, Any]:
+        """The first `pages` pages of a generation as they lie: per plane and page, keys and values. Copies."""
+        storage = self.core.storage
+        tables = self.core.block_tables(tid)
+        return {"pages": [[[_raw(storage.keys[b]), _raw(storage.values[b])] for b in t[:pages]] for t in tables]}
 
     def metrics(self) -> dict[str, float]:
         """Counters, and how much of the pool is in use by the allocator's own reading."""

@@ -186,7 +186,7 @@ class Induction:
             solver.add(z3.Not(to_z3(obligation.accepted, self.value)))
             answer = str(solver.check())
             if answer == SAT:
-                why = "the invariant does not exclude that it comes where no row takes it (the state need not be reachable)"
+                why = "the invariant allows a state in which it comes and no row takes it (it need not be reachable)"
                 failed[obligation.name] = Result(
                     obligation.name, "handled", "smt", "any chunks", "unknown", why, self._state(solver.model())
                 )
