@@ -69,8 +69,8 @@ def _run(engine: PDEngine, row: dict[str, Any], commits: Hold, spoil: Any) -> st
 
 
 def test_every_wrong_page_changes_the_answer(engine: PDEngine) -> None:
-    """Goal: the comparison above can fail, for every page. Method: on a question that reads the whole prompt, a stranger
-    zeroes one imported page after another, then puts another request's page in its place."""
+    """Goal: the comparison above can fail, for every page. Method: on a question that reads the whole prompt, a
+    stranger zeroes one imported page after another, then puts another request's page in its place."""
     row = max((r for r in ROWS if len(r["prompt"]) >= 128), key=lambda r: len(r["answer"]) / len(r["prompt"]))
     other = next(r for r in ROWS if len(r["prompt"]) >= len(row["prompt"]) and r["prompt"][:8] != row["prompt"][:8])
     commits = Hold(engine, "decode", m.CommitToDecode)

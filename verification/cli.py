@@ -84,9 +84,8 @@ def table(report: Report) -> str:
         lines.append(f"{scope:22} not run: an earlier scope refuted a property")
     solved = next((r.figures for r in report.results if r.method == "smt" and r.figures), None)
     if solved is not None:
-        lines.append(
-            f"{'induction':22} {solved['steps']:>10,} steps  {solved['conjuncts']:>11,} conjuncts {solved['seconds']:>21} s"
-        )
+        counted = f"{solved['steps']:>10,} steps  {solved['conjuncts']:>11,} conjuncts"
+        lines.append(f"{'induction':22} {counted} {solved['seconds']:>21} s")
     if report.never_fired:
         lines.append(f"rows that no scope fires: {', '.join(report.never_fired)}")
     if not report.refuted:

@@ -1,20 +1,38 @@
 """A slow decoder with the engine's semantics, to measure the model without the engine.
 
 Prompts run at full depth; the first token comes from there; a later token that leaves at loop e hands its K and V of
-loop e to the deeper planes (layout LAST_EXITED). Batched over problems of one prompt length.
+loop e to the deeper planes (layout LAST_EXITED). Greedy, float32, batched over problems of one prompt length.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from engine.embedded.network import Network
 from engine.embedded.tasks import EOS, Problem, encode
+
+PAGE_TOKENS = 16
+ROWS_MAX = 64
+
+Fault = Callable[[Tensor, int], None]
+"""fault(kv, prompt_tokens): alter the prompt's KV in place, after the prompt has run.
+
+kv: [loops, layers, 2, rows, heads, tokens, head_dim], K before V; keys are already rotated.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One answer. tokens: the end included, where it came; depths: the loop at which each token after the first left."""
+
+    tokens: list[int]
+    depths: list[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,122 +45,170 @@ class Score:
 
     @property
     def exact(self) -> float:
-        """Share of answers that are right in every token, end included."""
+        """Share of answers that are right in every token, end included; 0 to 1."""
         return self.right / self.problems
 
     @property
     def mean_depth(self) -> float:
-        """Loops of a token after the first, on average."""
+        """Loops of a token after the first, on average; 0 where there is none."""
         total = sum(self.depths)
         return sum(d * n for d, n in enumerate(self.depths, 1)) / total if total else 0.0
+
+    def __add__(self, other: Score) -> Score:
+        depths = tuple(a + b for a, b in zip(self.depths, other.depths, strict=True))
+        return Score(self.problems + other.problems, self.right + other.right, depths)
+
+
+def zero_page(page: int) -> Fault:
+    """Zero K and V of one page of the prompt, in every plane and layer."""
+
+    def fault(kv: Tensor, prompt_tokens: int) -> None:
+        kv[..., page * PAGE_TOKENS : min((page + 1) * PAGE_TOKENS, prompt_tokens), :] = 0
+
+    return fault
+
+
+def stale_page(page: int) -> Fault:
+    """Put the same page of the batch's next problem in its place: what a wrong block table reads. Needs two rows."""
+
+    def fault(kv: Tensor, prompt_tokens: int) -> None:
+        places = slice(page * PAGE_TOKENS, min((page + 1) * PAGE_TOKENS, prompt_tokens))
+        kv[..., places, :] = kv[..., places, :].roll(-1, 3)
+
+    return fault
+
+
+def zero_plane(loop: int, layer: int) -> Fault:
+    """Zero the prompt's K and V of one loop, from 1, and one layer, from 0."""
+
+    def fault(kv: Tensor, prompt_tokens: int) -> None:
+        kv[loop - 1, layer, ..., :prompt_tokens, :] = 0
+
+    return fault
+
+
+def answers(
+    network: Network,
+    problems: Sequence[Problem],
+    threshold: float = 1.0,
+    min_loops: int = 1,
+    fault: Fault | None = None,
+) -> list[Output]:
+    """Outputs of problems of any lengths, in their order. Parameters: as decode()."""
+    places: dict[int, list[int]] = {}
+    for place, item in enumerate(problems):
+        places.setdefault(len(item.prompt), []).append(place)
+    out: dict[int, Output] = {}
+    for group in places.values():
+        for low in range(0, len(group), ROWS_MAX):
+            part = group[low : low + ROWS_MAX]
+            found = decode(network, [problems[place] for place in part], threshold, min_loops, fault)
+            out.update(zip(part, found, strict=True))
+    return [out[place] for place in range(len(problems))]
+
+
+def score(
+    network: Network,
+    problems: Sequence[Problem],
+    threshold: float = 1.0,
+    min_loops: int = 1,
+    fault: Fault | None = None,
+) -> Score:
+    """Exact match and exit depths over problems of any lengths. Parameters: as decode()."""
+    outputs = answers(network, problems, threshold, min_loops, fault)
+    depths = [depth for output in outputs for depth in output.depths]
+    return Score(
+        len(problems),
+        sum(output.tokens == item.wanted for output, item in zip(outputs, problems, strict=True)),
+        tuple(depths.count(loop) for loop in range(1, network.shape.loops + 1)),
+    )
 
 
 @torch.inference_mode()
 def decode(
     network: Network,
     problems: Sequence[Problem],
-    threshold: float,
+    threshold: float = 1.0,
     min_loops: int = 1,
-    spoil_page: int | None = None,
-    page: int = 16,
-) -> tuple[list[list[int]], tuple[int, ...]]:
-    """Greedy outputs of problems of one prompt length, and the exits taken.
+    fault: Fault | None = None,
+) -> list[Output]:
+    """Outputs of problems whose prompts have one length.
 
-    threshold: of the accumulated exit probability; 1 never leaves early. spoil_page: zero this page of the prompt's
-    KV in every plane after the prompt has run.
+    threshold: of the accumulated exit probability; 1 never leaves early, 0 always leaves at min_loops.
     """
     shape = network.shape
-    tokens = torch.tensor([encode(p.prompt) for p in problems])
-    batch, length = tokens.shape
-    longest = max(3 * p.asked + 1 for p in problems)
-    total = length + longest
-    planes = [
-        [torch.zeros(2, batch, shape.heads, total, shape.head_dim) for _ in range(shape.layers)]
-        for _ in range(shape.loops)
-    ]
-    hidden = _run(
-        network, planes, torch.nn.functional.embedding(tokens, network.weight("model.embed_tokens.weight")), 0
-    )
-    if spoil_page is not None:
-        for plane in planes:
-            for cache in plane:
-                cache[:, :, :, spoil_page * page : min((spoil_page + 1) * page, length)] = 0
+    tokens = torch.tensor([encode(item.prompt) for item in problems])
+    rows, length = tokens.shape
+    total = length + max(len(item.wanted) for item in problems)
+    kv = torch.zeros(shape.loops, shape.layers, 2, rows, shape.heads, total, shape.head_dim)
+    hidden = _prefill(network, kv, tokens)
+    if fault is not None:
+        fault(kv, length)
     token = network.logits(hidden[:, -1]).argmax(-1)
-    outputs = [[int(t)] for t in token]
-    depths = [0] * shape.loops
+    outputs = [Output([int(first)], []) for first in token]
     for place in range(length, total - 1):
-        live = [i for i in range(batch) if outputs[i][-1] != EOS]
-        if not live:
+        live = [output.tokens[-1] != EOS for output in outputs]
+        if not any(live):
             break
-        x = torch.nn.functional.embedding(token[:, None], network.weight("model.embed_tokens.weight"))
-        remaining = torch.ones(batch)
-        left = torch.zeros(batch, dtype=torch.bool)
-        final = torch.zeros(batch, shape.hidden)
-        depth = torch.full((batch,), shape.loops)
-        for loop in range(shape.loops):
-            x = _step(network, planes, x, place, loop, left)
-            remaining = remaining * (1 - torch.sigmoid(network.gate(x[:, 0])))
-            leave = torch.full((batch,), loop + 1 == shape.loops)
-            if threshold < 1 and loop + 1 >= min_loops:
-                leave = leave | (1 - remaining >= threshold)
-            now = leave & ~left
-            final[now] = x[now, 0]
-            depth[now] = loop + 1
-            for deeper in range(loop + 1, shape.loops):
-                for layer in range(shape.layers):
-                    planes[deeper][layer][:, now, :, place] = planes[loop][layer][:, now, :, place]
-            left = left | now
-            if bool(left.all()):
-                break
-        token = network.logits(final).argmax(-1)
-        for i in live:
-            outputs[i].append(int(token[i]))
-            depths[int(depth[i]) - 1] += 1
-    return outputs, tuple(depths)
+        hidden, depth = _decode_one(network, kv, token, place, threshold, min_loops)
+        token = network.logits(hidden).argmax(-1)
+        for row, output in enumerate(outputs):
+            if live[row]:
+                output.tokens.append(int(token[row]))
+                output.depths.append(int(depth[row]))
+    return outputs
 
 
-def _run(network: Network, planes: list[list[Tensor]], x: Tensor, start: int) -> Tensor:
-    """Whole rows at full depth, filling every plane; returns the last loop's states."""
-    count = x.shape[1]
-    positions = torch.arange(start, start + count)
+def _prefill(network: Network, kv: Tensor, tokens: Tensor) -> Tensor:
+    """Whole prompts [rows, tokens] at full depth, filling kv; returns the last loop's states."""
+    count = tokens.shape[1]
+    positions = torch.arange(count)
     mask = torch.full((count, count), float("-inf")).triu(1)
-    for plane in planes:
+    x = functional.embedding(tokens, network.weight("model.embed_tokens.weight"))
+    for plane in kv:
         for layer, cache in enumerate(plane):
             q, k, v = network.project(network.norm(x, f"model.layers.{layer}.input_layernorm.weight"), layer)
             q, k = network.rotate(q, positions), network.rotate(k, positions)
-            cache[0, :, :, start : start + count], cache[1, :, :, start : start + count] = k, v
+            cache[0, :, :, :count], cache[1, :, :, :count] = k, v
             scores = q @ k.transpose(-1, -2) / math.sqrt(network.shape.head_dim) + mask
             x = network.finish_layer(x, scores.softmax(-1) @ v, layer)
         x = network.norm(x, "model.norm.weight")
     return x
 
 
-def _step(network: Network, planes: list[list[Tensor]], x: Tensor, place: int, loop: int, left: Tensor) -> Tensor:
-    """One token of every row through one loop. left [batch]: rows that keep what their earlier exit wrote."""
+def _decode_one(
+    network: Network, kv: Tensor, token: Tensor, place: int, threshold: float, min_loops: int
+) -> tuple[Tensor, Tensor]:
+    """One token [rows] of every row, at one place; returns the states [rows, hidden] and loops [rows] of its exit."""
+    shape, rows = network.shape, len(token)
+    x = functional.embedding(token[:, None], network.weight("model.embed_tokens.weight"))
+    final, depth = torch.zeros(rows, shape.hidden), torch.zeros(rows, dtype=torch.int64)
+    remaining, inside = torch.ones(rows), torch.ones(rows, dtype=torch.bool)
+    for loop in range(1, shape.loops + 1):
+        x = _loop_one(network, kv[loop - 1], x, place, inside)
+        remaining = remaining * (1 - torch.sigmoid(network.gate(x[:, 0])))
+        if loop == shape.loops:
+            now = inside
+        elif threshold < 1 and loop >= min_loops:
+            now = inside & (1 - remaining >= threshold)
+        else:
+            continue
+        final[now], depth[now] = x[now, 0], loop
+        kv[loop:, :, :, now, :, place] = kv[loop - 1, :, :, now, :, place]
+        inside = inside & ~now
+        if not inside.any():
+            break
+    return final, depth
+
+
+def _loop_one(network: Network, plane: Tensor, x: Tensor, place: int, inside: Tensor) -> Tensor:
+    """One token through one loop. inside [rows]: rows that have not left; only they write their K and V."""
     positions = torch.tensor([place])
-    for layer, cache in enumerate(planes[loop]):
+    for layer, cache in enumerate(plane):
         q, k, v = network.project(network.norm(x, f"model.layers.{layer}.input_layernorm.weight"), layer)
         q, k = network.rotate(q, positions), network.rotate(k, positions)
-        stay = ~left
-        cache[0, stay, :, place], cache[1, stay, :, place] = k[stay, :, 0], v[stay, :, 0]
+        cache[0, inside, :, place], cache[1, inside, :, place] = k[inside, :, 0], v[inside, :, 0]
         keys, values = cache[0, :, :, : place + 1], cache[1, :, :, : place + 1]
         scores = q @ keys.transpose(-1, -2) / math.sqrt(network.shape.head_dim)
         x = network.finish_layer(x, scores.softmax(-1) @ values, layer)
     return network.norm(x, "model.norm.weight")
-
-
-def score(
-    network: Network, problems: Sequence[Problem], threshold: float, min_loops: int = 1, spoil_page: int | None = None
-) -> Score:
-    """Exact match over problems of any lengths."""
-    groups: dict[int, list[Problem]] = {}
-    for item in problems:
-        groups.setdefault(len(item.prompt), []).append(item)
-    right, depths = 0, [0] * network.shape.loops
-    for group in groups.values():
-        for low in range(0, len(group), 64):
-            part = group[low : low + 64]
-            outputs, counts = decode(network, part, threshold, min_loops, spoil_page)
-            right += sum(out == [*encode(p.answer), EOS] for out, p in zip(outputs, part, strict=True))
-            depths = [a + b for a, b in zip(depths, counts, strict=True)]
-    return Score(len(problems), right, tuple(depths))

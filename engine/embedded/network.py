@@ -1,23 +1,27 @@
 """The training network: Ouro's equations, dense and differentiable. The engine has its own implementation.
 
-Tests hold the two against each other, so neither can drift.
+Tests hold it against an independent oracle, and the engine answers its checkpoint's prompts, so neither can drift.
+Source: the published Ouro checkpoints (ByteDance, "Scaling Latent Reasoning via Looped Language Models", 2025).
 """
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional
 
-from engine.embedded.tasks import VOCAB_SIZE
+from engine.embedded.tasks import EOS, PAD, VOCAB_SIZE
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Sizes of the model."""
+    """Sizes of the model: vocab, widths and heads in elements, positions in tokens. Every head has its own K and V."""
 
     vocab: int = VOCAB_SIZE
     hidden: int = 128
@@ -51,13 +55,26 @@ class Shape:
             "hidden_act": "silu",
             "tie_word_embeddings": False,
             "bos_token_id": None,
-            "eos_token_id": 1,
-            "pad_token_id": 0,
+            "eos_token_id": EOS,
+            "pad_token_id": PAD,
             "torch_dtype": "float32",
             "initializer_range": 0.02,
             "attention_dropout": 0.0,
             "use_cache": True,
         }
+
+    @classmethod
+    def from_config(cls, config: dict[str, object]) -> Shape:
+        """The inverse of config(). Raises ValueError, naming the keys, for a config that this network is not."""
+        own = {"vocab": "vocab_size", "hidden": "hidden_size", "inner": "intermediate_size"}
+        own |= {"layers": "num_hidden_layers", "heads": "num_attention_heads", "head_dim": "head_dim"}
+        own |= {"loops": "total_ut_steps", "theta": "rope_theta", "positions": "max_position_embeddings"}
+        own |= {"eps": "rms_norm_eps"}
+        shape = cls(**{field: config[key] for field, key in own.items()})  # type: ignore[arg-type]
+        wrong = sorted(key for key, value in shape.config().items() if config.get(key) != value)
+        if wrong:
+            raise ValueError(f"config.json: these keys are not as this network needs them: {', '.join(wrong)}")
+        return shape
 
 
 NORMS = ("input_layernorm", "input_layernorm_2", "post_attention_layernorm", "post_attention_layernorm_2")
@@ -76,6 +93,7 @@ class Network(nn.Module):
     """Parameters under the checkpoint's own names (dots become underscores inside torch)."""
 
     def __init__(self, shape: Shape, seed: int) -> None:
+        """Random parameters from the seed: matrices of std 1/sqrt(inputs), a quiet head, a gate of hazard 1/2."""
         super().__init__()
         self.shape = shape
         generator = torch.Generator().manual_seed(seed)
@@ -117,25 +135,30 @@ class Network(nn.Module):
         return {name: self.weight(name).detach().clone().contiguous() for name in self.names}
 
     def load(self, tensors: dict[str, Tensor]) -> None:
-        """Take over a checkpoint's tensors. Raises KeyError for a missing one."""
+        """Take over a checkpoint's tensors. Raises ValueError, naming them, for missing, extra and misshapen ones."""
+        found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        needed = {name: tuple(self.weight(name).shape) for name in self.names}
+        wrong = sorted(name for name in found.keys() | needed.keys() if found.get(name) != needed.get(name))
+        if wrong:
+            raise ValueError(f"these tensors are missing, extra or misshapen: {', '.join(wrong)}")
         with torch.no_grad():
             for name in self.names:
                 self.weight(name).copy_(tensors[name])
 
     def norm(self, x: Tensor, name: str) -> Tensor:
-        """RMSNorm with float32 statistics."""
+        """RMSNorm over the last axis: float32 statistics, rounded to x's dtype, then scaled."""
         wide = x.float()
         wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.shape.eps)
         return wide.to(x.dtype) * self.weight(name).to(x.dtype)
 
     def rotate(self, x: Tensor, positions: Tensor) -> Tensor:
-        """Rotate [..., tokens, head_dim] by absolute position, in halves."""
+        """Rotate x [..., tokens, head_dim] by absolute position [tokens], in halves; the same at every loop."""
         half = x.shape[-1] // 2
         turned = torch.cat([-x[..., half:], x[..., :half]], -1)
         return x * self.cos[positions].to(x.dtype) + turned * self.sin[positions].to(x.dtype)
 
     def project(self, x: Tensor, layer: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values [batch, heads, tokens, head_dim], not yet rotated, of a normed input."""
+        """Queries, keys and values [batch, heads, tokens, head_dim], not yet rotated, of a normed x [batch, tokens, hidden]."""
         s, prefix = self.shape, f"model.layers.{layer}.self_attn."
         parts = [functional.linear(x, self.weight(f"{prefix}{n}_proj.weight").to(x.dtype)) for n in "qkv"]
         q, k, v = (p.unflatten(-1, (s.heads, s.head_dim)).transpose(1, 2) for p in parts)
@@ -155,7 +178,7 @@ class Network(nn.Module):
         return x + self.norm(out, f"{prefix}post_attention_layernorm_2.weight")
 
     def loop(self, x: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
-        """One pass through the block, final norm included, over whole rows [batch, tokens, hidden]."""
+        """One pass through the layers, final norm included. x [batch, tokens, hidden]; mask [tokens, tokens], added."""
         for layer in range(self.shape.layers):
             normed = self.norm(x, f"model.layers.{layer}.input_layernorm.weight")
             q, k, v = self.project(normed, layer)
@@ -165,7 +188,7 @@ class Network(nn.Module):
         return self.norm(x, "model.norm.weight")
 
     def forward(self, tokens: Tensor) -> list[Tensor]:
-        """Hidden states after each loop, [batch, tokens, hidden] each; tokens [batch, tokens] int64."""
+        """The normed state after each loop, [batch, tokens, hidden] each; tokens [batch, tokens] int64."""
         count = tokens.shape[1]
         positions = torch.arange(count, device=tokens.device)
         mask = torch.full((count, count), float("-inf"), device=tokens.device).triu(1)
@@ -177,13 +200,21 @@ class Network(nn.Module):
         return out
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Scores of every token."""
+        """Scores of every token, [..., vocab], of states [..., hidden]."""
         return functional.linear(hidden, self.weight("lm_head.weight").to(hidden.dtype))
 
     def gate(self, hidden: Tensor) -> Tensor:
-        """The exit logit, [...]."""
+        """The exit logit in float32, [...], of states [..., hidden]; its sigmoid is the hazard."""
         weight, bias = self.weight("model.early_exit_gate.weight"), self.weight("model.early_exit_gate.bias")
         return functional.linear(hidden.float(), weight, bias).squeeze(-1)
+
+
+def load_network(folder: Path) -> Network:
+    """The checkpoint in a folder, in float32. Raises OSError or ValueError where it is not one of this network."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    network = Network(Shape.from_config(config), seed=0)
+    network.load(load_file(folder / "model.safetensors"))
+    return network
 
 
 def describe(shape: Shape) -> str:

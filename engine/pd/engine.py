@@ -82,6 +82,7 @@ class StageClient:
         self.stopped: m.Stopped | None = None
         self.error = ""
         self.at_end = False  # the pipe was read to its end
+        self.terminated = False  # the protocol asked for its end
 
     def send(self, message: m.ToWorker) -> None:
         """Send; a worker that is gone is noticed by its pipe's end, not here."""
@@ -506,11 +507,16 @@ class PDEngine:
 
     def do_terminate_prefill(self) -> None:
         """Kill P's process and join it; its pipe is then read to its end like any other."""
-        self.clients[PREFILL].kill()
+        self._kill(PREFILL)
 
     def do_terminate_decode(self) -> None:
         """Kill D's process, whose writer is gone, and join it."""
-        self.clients[DECODE].kill()
+        self._kill(DECODE)
+
+    def _kill(self, role: str) -> None:
+        self.core.records.trace.world(f"kill_{role}")
+        self.clients[role].terminated = True
+        self.clients[role].kill()
 
     def do_stop_prefill(self) -> None:
         """Ask P to exit."""
@@ -526,6 +532,9 @@ class PDEngine:
         if client.process.is_alive():
             client.kill()
         instance, now = f"{client.role}_worker", time.monotonic()
+        if not client.terminated:
+            what = f"{client.role}_exits" if client.stopped is not None else f"crash_{client.role}"
+            self.core.records.trace.world(what)
         if client.stopped is not None and self.core.can_worker(instance, "stopped"):
             self._carry_out(self.core.worker(instance, "stopped", now))
             return
