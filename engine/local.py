@@ -15,8 +15,9 @@ from typing import Literal
 import torch
 from tokenizers import Tokenizer
 
+from engine.cache.geometry import PoolGeometry
 from engine.cache.pages import KVCacheManager
-from engine.cache.storage import KVStorage, StorageGeometry
+from engine.cache.storage import KVStorage
 from engine.config import CacheConfig, ConfigError, SamplingParams, SchedulerConfig, require_int
 from engine.execute.attention import BACKEND
 from engine.execute.device import PAST, DeviceEvent, record
@@ -235,7 +236,7 @@ class EngineCore:
         """Pages that this role takes for a request of these sizes."""
         return self.pages.blocks_needed(self._capacity(prompt_tokens, max_tokens))
 
-    def geometry(self) -> StorageGeometry:
+    def geometry(self) -> PoolGeometry:
         """Addresses and sizes of the pools, for a connector."""
         return self.storage.geometry()
 

@@ -69,13 +69,14 @@ class SpecMachine(transitions.Machine):
         """
         if event not in self.spec.events():
             raise LookupError(f"machine '{self.spec.name}' has no event '{event}'; {', '.join(self.spec.events())}")
-        model = self.models[0]
+        model: Any = self.models[0]
         model.trigger(event, **fields)
         return self.outputs
 
     def values(self) -> dict[str, Value]:
         """Every variable by its flat name, as the compiled classes give them."""
-        out: dict[str, Value] = {f"{self.spec.name}.state": self.models[0].state}
+        model: Any = self.models[0]
+        out: dict[str, Value] = {f"{self.spec.name}.state": model.state}
         for var in self.spec.vars.values():
             value = self.variables[var.name]
             out[f"{self.spec.name}.{var.name}"] = var.type.names[value] if isinstance(var.type, Enum) else value
@@ -93,7 +94,9 @@ class SpecMachine(transitions.Machine):
                 found = self.variables[ref.name]
             else:
                 found = data.kwargs[ref.name]
-            return ref.type.names.index(found) if isinstance(ref.type, Enum) and isinstance(found, str) else found
+            if isinstance(ref.type, Enum) and isinstance(found, str):
+                return ref.type.names.index(found)
+            return found
 
         return value
 
@@ -127,7 +130,8 @@ class SpecMachine(transitions.Machine):
         def refuse(data: transitions.EventData) -> bool:
             state, value = data.model.state, self._reading(data)
             detail: list[str] = []
-            for row in (*self.spec.rows(event, state), *self.spec.ignored(event, state)):
+            rows: list[Transition | Ignore] = [*self.spec.rows(event, state), *self.spec.ignored(event, state)]
+            for row in rows:
                 detail += [_false(label, node, value) for label, node in row.when.items() if not evaluate(node, value)]
             raise IllegalEvent(self.spec.name, event, {self.spec.name: state}, tuple(detail))
 

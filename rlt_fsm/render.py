@@ -236,7 +236,7 @@ def system_page(system: System, source: str = "../../spec/") -> str:
     for process in system.processes.values():
         own = ", ".join(f"[{name}]({name}.md)" for name in process.machines)
         shared = ", ".join(f"`{s.name}`: [{s.machine}]({s.machine}.md)" for s in process.shared.values())
-        alive = "cannot die" if process.alive is None else f"`{show(process.alive)}`"
+        alive = "cannot die" if process.alive is None else f"`{_formula(process.alive)}`"
         rows.append([process.name, own, shared, alive, process.doc])
     lines += _table(["Process", "Per generation", "One each", "Runs while", ""], rows)
     lines += ["", "Index sorts: " + "; ".join(f"`{k}` is a {v}" for k, v in system.instances.items()) + ".", ""]
@@ -254,14 +254,14 @@ def system_page(system: System, source: str = "../../spec/") -> str:
     lines += ["", "## The world", "", "What is true, whoever knows it. No guard of a machine may read it.", ""]
     rows = []
     for var in system.world.values():
-        first = "none" if var.kind in system.instances else show(var.init)
+        first = "none" if var.kind in system.instances else _formula(var.init)
         rows.append([f"`{var.name}{_index(var.per)}`", var.kind, f"`{first}`", var.doc])
     lines += _table(["Fact", "Type", "First", ""], rows)
     lines += ["", "## Effects", "", "What a `do` of a machine means in the world.", ""]
     rows = [
         [
             f"`{e.name}`",
-            f"picks `{e.choose}` with `{show(e.needs)}`" if e.choose else "",
+            f"picks `{e.choose}` with `{_formula(e.needs)}`" if e.choose else "",
             _assignments(e.set),
             e.doc,
         ]
@@ -272,7 +272,7 @@ def system_page(system: System, source: str = "../../spec/") -> str:
         "",
         "## Actions",
         "",
-        "What may happen. *Offered*: only where the machines accept it; otherwise they must.",
+        "What may happen. *Offered*: only where the machines accept it. Every other event they must accept.",
         "",
     ]
     rows = []
@@ -281,7 +281,7 @@ def system_page(system: System, source: str = "../../spec/") -> str:
         if action.to:
             event += f" to `{action.to}`"
         fields = ", ".join(f"{k}: {_choices(v)}" for k, v in action.fields.items())
-        when = "" if action.when == TRUE else f"`{show(action.when)}`"
+        when = "" if action.when == TRUE else f"`{_formula(action.when)}`"
         how = [*(["offered"] if action.offered else []), *([f"{action.fair} fairness"] if action.fair else [])]
         how += [f"at most `{action.budget}`"] if action.budget else []
         name = f"`{action.name}{_index(action.per)}`"
@@ -313,9 +313,9 @@ def system_page(system: System, source: str = "../../spec/") -> str:
 def _properties(items: Iterable[Property]) -> Iterator[str]:
     """One paragraph each: formulas are too long for a table."""
     for item in items:
-        formula = show(item.formula)
+        formula = _formula(item.formula)
         if item.target is not None:
-            formula += f"\n  leads to {show(item.target)}"
+            formula += f"\n  leads to {_formula(item.target)}"
             if item.per:
                 formula = f"for each {item.per}: {formula}"
         answers = f" Answers {', '.join(item.answers)}." if item.answers else ""
@@ -323,7 +323,7 @@ def _properties(items: Iterable[Property]) -> Iterator[str]:
 
 
 def _choices(values: Sequence[str | Node]) -> str:
-    return " or ".join(v if isinstance(v, str) else f"`{show(v)}`" for v in values)
+    return " or ".join(v if isinstance(v, str) else f"`{_formula(v)}`" for v in values)
 
 
 def _index(per: Sequence[str]) -> str:
@@ -337,16 +337,17 @@ def _changes(action: Action) -> str:
 def _assignments(items: Iterable[Assignment]) -> str:
     out: list[str] = []
     for item in items:
-        out += [f"`{show(target)} := {_value(target, value)}`" for target, value in item.set]
+        out += [f"`{show(target)} := {_formula(value, target)}`" for target, value in item.set]
         if item.over:
             out.append(
-                f"for every {', '.join(item.over)}" + ("" if item.when == TRUE else f" with `{show(item.when)}`")
+                f"for every {', '.join(item.over)}" + ("" if item.when == TRUE else f" with `{_formula(item.when)}`")
             )
     return "<br>".join(out)
 
 
-def _value(target: Node, value: Node) -> str:
-    text = show(value)
+def _formula(node: Node, target: Node | None = None) -> str:
+    """An expression of the system as text; an index that points at nothing is `none` again."""
+    text = re.sub(r"(==|!=) -1\b", r"\1 none", show(node))
     return "none" if text == "-1" and isinstance(target, Ref) else text
 
 
@@ -537,8 +538,8 @@ def sequence_chart(steps: Sequence[ChartLine]) -> str:
             continue
         low, high = sorted((here, place[step.target]))
         room = sum(gaps[low:high])
-        if room < len(step.text) + 6:
-            gaps[high - 1] += len(step.text) + 6 - room
+        if room < len(step.text) + 8:
+            gaps[high - 1] += len(step.text) + 8 - room
     digits = len(str(len(steps)))
     columns = [digits + 2 + len(names[0]) // 2]
     for gap in gaps[:-1]:
@@ -590,4 +591,4 @@ def sequence_mermaid(steps: Sequence[ChartLine]) -> str:
 
 def _mermaid(text: str) -> str:
     """Text that Mermaid does not read as its own: `;` and `#` end or escape a line there."""
-    return text.replace("#", "#35;").replace(";", "#59;").replace("\n", " ")
+    return re.sub("[#;]", lambda match: f"#{ord(match.group())};", text).replace("\n", " ")

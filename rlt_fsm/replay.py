@@ -373,6 +373,10 @@ class _Replay:
         waiting = []
         for _, other, why in found[1:]:
             waiting.append(f"{other}: {other.event.process or 'world'}.{other.event.event}: {why.reason}")
+        generation = self.generations.get(line.event.tid, self.nobody)
+        for channel in self.system.channels.values():
+            for item in generation.queues[channel.name] if channel.per else self.common[channel.name]:
+                waiting.append(f"'{item.message}', sent by '{channel.source}', was not taken by '{channel.target}'")
         return self.verdict(VIOLATION, stop, line, waiting)
 
     def take(self, event: TraceEvent, last_resort: bool) -> _Stop | None:

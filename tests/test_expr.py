@@ -267,6 +267,7 @@ def bools() -> st.SearchStrategy[Node]:
     )
 
 
+TREES = st.deferred(lambda: bools() | ints())
 NUMPY = {
     "const": lambda value, type_: np.bool_(value) if type_ == BOOL else np.int64(value),
     "implies": lambda a, b: np.logical_or(np.logical_not(a), b),
@@ -311,7 +312,7 @@ def python_name(ref: Ref) -> str:
     return str(ref).replace(".", "_")
 
 
-@given(bools() | ints(), CASES)
+@given(TREES, CASES)
 def test_the_readings_agree(tree: Node, cases: list[dict[str, int]]) -> None:
     """Goal: what is proved is what runs. Method: random typed trees, walked, as Python source, and over arrays."""
     walked = [evaluate(tree, lambda ref, case=case: case[str(ref)]) for case in cases]
@@ -326,7 +327,7 @@ def test_the_readings_agree(tree: Node, cases: list[dict[str, int]]) -> None:
     assert all(isinstance(value, bool) == (tree.type == BOOL) for value in ran)
 
 
-@given(bools() | ints())
+@given(TREES)
 def test_show_and_parse_are_inverse(tree: Node) -> None:
     """Goal: what a message or a page shows is what is meant. Method: random tree -> text -> the same tree."""
     want: Type = tree.type
@@ -334,7 +335,7 @@ def test_show_and_parse_are_inverse(tree: Node) -> None:
     assert bare(parse(show(tree), SCOPE, SPAN, want)) == bare(tree)
 
 
-@given(bools() | ints(), CASES)
+@given(TREES, CASES)
 def test_folding_keeps_the_value(tree: Node, cases: list[dict[str, int]]) -> None:
     """Goal: simplifying changes no meaning. Method: put values in for some variables, fold, evaluate the rest."""
 

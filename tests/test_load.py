@@ -156,7 +156,7 @@ def test_what_a_file_reads_is_found_beside_it(tmp_path: Path) -> None:
 
 
 def test_mistakes_beside_a_file_are_not_its_own(tmp_path: Path) -> None:
-    """Goal: a neighbour's mistake stays with the neighbour. Method: a duplicate key in a file that is only looked into."""
+    """Goal: a neighbour's mistake stays with it. Method: a duplicate key in a file that is only looked into."""
     put(tmp_path, lamp=LAMP, fuse=FUSE, aside=FUSE.replace("Fuse", "Aside").replace("doc: A", "doc: A\ndoc: A", 1))
 
     assert "Fuse" in load([tmp_path / "lamp.yaml"]).machines

@@ -21,8 +21,9 @@ import numpy as np
 import pytest
 from nixl_peer import Peer, RemoteError, pattern
 
+from engine.cache.geometry import PoolGeometry
 from engine.pd.nixl import MERGE_FROM_DESCRIPTORS, NixlConnector, TransportError, Write, _check_ranges, _connections
-from engine.pd.segments import Partition, PoolGeometry, Ranges, partitions
+from engine.pd.segments import Partition, Ranges, partitions
 
 MIB = 1 << 20
 TRANSPORTS = {"default": {}, "tcp": {"UCX_TLS": "tcp"}}

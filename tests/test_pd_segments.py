@@ -11,12 +11,11 @@ import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
+from engine.cache.geometry import GeometryError, PoolGeometry
 from engine.pd.segments import (
     SHAPE_FIELDS,
-    GeometryError,
     GeometryMismatch,
     Partition,
-    PoolGeometry,
     check_compatible,
     partitions,
 )

@@ -16,12 +16,12 @@ from rlt_fsm.ground import Flat, Step, ground
 from rlt_fsm.model import Ignore, Spec
 from rlt_fsm.trace import Trace, TraceRing, merge
 
-GENEROUS = {"chunks": 3, "parts": 1, "steps": 2, "decode_slots": 1, "compute_slots": 1, "source_storage": 1}
-FAULTS = ("crash", "break", "drain", "error")
+_KNOWN: dict[object, Any] = {}
+"""Spelled-out systems and compiled processes, by the digest of their spec: many walks share them."""
 
 
 class Walk:
-    """One run of the system in a scope, step by step. `python`-sized: use it for tests, not for proofs."""
+    """One run of the system in a scope, step by step."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class Walk:
         """sizes, consts, start: as a scope gives them; a constant that is not given is 0."""
         self.spec, self.system = spec, spec.need_system()
         self.consts = dict.fromkeys(self.system.consts, 0) | consts
-        self.flat: Flat = ground(self.system, sizes, self.consts, start)
+        self.flat, self.enabled = _spelled_out(spec, sizes, self.consts, start)
         self.random = random.Random(seed)
         self.seed = seed
         self.state: dict[str, int | bool] = {}
@@ -43,14 +43,15 @@ class Walk:
             assert isinstance(var.init, Const)
             self.state[name] = var.init.value
         self.first = dict(self.state)
-        self.enabled = _chooser(self.flat)
         self.rings = {name: TraceRing(capacity) for name in self.system.processes}
         self.compiled: dict[str, CompiledProcess] = {}
         self.shared: dict[str, Any] = {}
         for name, process in self.system.processes.items():
-            given = {s.name: {k: self.number(v) for k, v in s.given.items()} for s in process.shared.values() if s.given}
+            given = {}
+            for item in process.shared.values():
+                given[item.name] = {k: self.number(v) for k, v in item.given.items()}
             begin = {k: v for k, v in (start or {}).items() if k in process.shared}
-            self.compiled[name] = compile_process(self.system, name, spec.digest)
+            self.compiled[name] = _compiled(spec, name)
             self.shared[name] = self.compiled[name].make_shared(given, self.rings[name], begin)
         self.records: dict[tuple[str, int], Any] = {}
         self.tids: dict[int, str] = {}
@@ -144,7 +145,10 @@ class Walk:
             moves = getattr(record, f"can_{step.event}")(**fields)
             outputs = getattr(record, step.event)(**fields)
         assert moves == any(not isinstance(row, Ignore) for _, row in step.rows), step.label
-        sent = [(s.message, {k: evaluate(v, lambda ref: before[ref.name]) for k, v in s.fields.items()}) for s in step.sent]
+        sent = []
+        for item in step.sent:
+            values = {k: evaluate(v, lambda ref: before[ref.name]) for k, v in item.fields.items()}
+            sent.append((item.message, values))
         assert [(m.name, m.fields) for m in outputs if isinstance(m, Message)] == sent, step.label
         assert tuple(e.name for e in outputs if isinstance(e, Effect)) == step.effects, step.label
 
@@ -192,6 +196,30 @@ def long_walk(spec: Spec, steps: int, seed: int) -> Walk:
     consts |= {"destination_storage": 2, "echoes": 1 << 30, "cancels": 1 << 30}
     walk = Walk(spec, {"r": 2, "b": 2, "s": 1}, consts, start, seed)
     return walk.run(steps, lambda s: 0.05 if s.action in ("cancel", "echo") else 1.0, renew=True)
+
+
+def _spelled_out(
+    spec: Spec, sizes: dict[str, int], consts: dict[str, int], start: dict[str, str] | None
+) -> tuple[Flat, Callable[[dict[str, int | bool]], list[int]]]:
+    key = (spec.digest, str(sizes), str(consts), str(start))
+    if key not in _KNOWN:
+        flat = ground(spec.need_system(), sizes, consts, start)
+        _KNOWN[key] = (flat, _chooser(flat))
+    found: tuple[Flat, Callable[[dict[str, int | bool]], list[int]]] = _KNOWN[key]
+    return found
+
+
+def _compiled(spec: Spec, process: str) -> CompiledProcess:
+    key = (spec.digest, process)
+    if key not in _KNOWN:
+        _KNOWN[key] = compile_process(spec.need_system(), process, spec.digest)
+    found: CompiledProcess = _KNOWN[key]
+    return found
+
+
+def rare_faults(step: Step) -> float:
+    """A weight for walks that shall get somewhere before something fails: faults one time in fifty."""
+    return 0.02 if step.action.startswith(("crash", "break", "cancel", "drain", "write_error", "echo")) else 1.0
 
 
 def _chooser(flat: Flat) -> Callable[[dict[str, int | bool]], list[int]]:

@@ -7,38 +7,14 @@ into its row in layer 0, and layer l lies block_size * l rows further, a shift t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
+
+from engine.cache.geometry import PoolGeometry
 
 
 class ShapeError(ValueError):
     """Tensors do not fit the pool; names every shape, before anything is written."""
-
-
-@dataclass(frozen=True)
-class StorageGeometry:
-    """Addresses and sizes of one engine's pools, in bytes, for whoever registers or compares them.
-
-    device: the accelerator's index, 0 for host memory. memory: "DRAM" or "VRAM".
-    token_bytes: one token of one layer in one pool. hidden_bytes: one staging row.
-    """
-
-    key_ptr: int
-    value_ptr: int
-    hidden_ptr: int
-    hidden_bytes: int
-    device: int
-    memory: str
-    num_blocks: int
-    block_size: int
-    num_layers: int
-    planes: int
-    block_bytes: int
-    layer_bytes: int
-    token_bytes: int
-    staging_slots: int
 
 
 class KVStorage:
@@ -111,11 +87,11 @@ class KVStorage:
         key, value = (page.numpy().tobytes() for page in pages)
         return key, value
 
-    def geometry(self) -> StorageGeometry:
+    def geometry(self) -> PoolGeometry:
         """Where the pools lie and how they are cut."""
         token_bytes = self.kv_heads * self.head_dim * self.keys.element_size()
         cuda = self.device.type == "cuda"
-        return StorageGeometry(
+        return PoolGeometry(
             key_ptr=self.keys.data_ptr(),
             value_ptr=self.values.data_ptr(),
             hidden_ptr=self.hidden.data_ptr(),

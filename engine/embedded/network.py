@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -17,6 +19,21 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from engine.embedded.tasks import EOS, PAD, VOCAB_SIZE
+
+
+SIZE_KEYS = {
+    "vocab": "vocab_size",
+    "hidden": "hidden_size",
+    "inner": "intermediate_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "head_dim": "head_dim",
+    "loops": "total_ut_steps",
+    "theta": "rope_theta",
+    "positions": "max_position_embeddings",
+    "eps": "rms_norm_eps",
+}
+"""Fields of Shape by their keys in config.json."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,19 +56,10 @@ class Shape:
         return {
             "architectures": ["OuroForCausalLM"],
             "model_type": "ouro",
-            "vocab_size": self.vocab,
-            "hidden_size": self.hidden,
-            "intermediate_size": self.inner,
-            "num_hidden_layers": self.layers,
-            "num_attention_heads": self.heads,
+            **{key: getattr(self, field) for field, key in SIZE_KEYS.items()},
             "num_key_value_heads": self.heads,
-            "head_dim": self.head_dim,
-            "total_ut_steps": self.loops,
             "early_exit_threshold": 1.0,
-            "rope_theta": self.theta,
             "rope_scaling": None,
-            "rms_norm_eps": self.eps,
-            "max_position_embeddings": self.positions,
             "hidden_act": "silu",
             "tie_word_embeddings": False,
             "bos_token_id": None,
@@ -64,16 +72,12 @@ class Shape:
         }
 
     @classmethod
-    def from_config(cls, config: dict[str, object]) -> Shape:
-        """The inverse of config(). Raises ValueError, naming the keys, for a config that this network is not."""
-        own = {"vocab": "vocab_size", "hidden": "hidden_size", "inner": "intermediate_size"}
-        own |= {"layers": "num_hidden_layers", "heads": "num_attention_heads", "head_dim": "head_dim"}
-        own |= {"loops": "total_ut_steps", "theta": "rope_theta", "positions": "max_position_embeddings"}
-        own |= {"eps": "rms_norm_eps"}
-        shape = cls(**{field: config[key] for field, key in own.items()})  # type: ignore[arg-type]
-        wrong = sorted(key for key, value in shape.config().items() if config.get(key) != value)
+    def from_config(cls, config: Mapping[str, Any]) -> Shape:
+        """The inverse of config(). Raises ValueError, naming the keys, for a config that this network cannot run."""
+        shape = cls(**{field: config[key] for field, key in SIZE_KEYS.items() if key in config})
+        wrong = sorted(key for key, value in shape.config().items() if key not in config or config[key] != value)
         if wrong:
-            raise ValueError(f"config.json: these keys are not as this network needs them: {', '.join(wrong)}")
+            raise ValueError(f"config.json: missing, or not as this network needs them: {', '.join(wrong)}")
         return shape
 
 
@@ -158,7 +162,7 @@ class Network(nn.Module):
         return x * self.cos[positions].to(x.dtype) + turned * self.sin[positions].to(x.dtype)
 
     def project(self, x: Tensor, layer: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values [batch, heads, tokens, head_dim], not yet rotated, of a normed x [batch, tokens, hidden]."""
+        """Queries, keys and values [batch, heads, tokens, head_dim], not yet rotated, of a normed x."""
         s, prefix = self.shape, f"model.layers.{layer}.self_attn."
         parts = [functional.linear(x, self.weight(f"{prefix}{n}_proj.weight").to(x.dtype)) for n in "qkv"]
         q, k, v = (p.unflatten(-1, (s.heads, s.head_dim)).transpose(1, 2) for p in parts)

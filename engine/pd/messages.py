@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
+from engine.cache.geometry import PoolGeometry
 from engine.config import SamplingParams
-from engine.pd.segments import PoolGeometry
 
 
 class _Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from engine.cache.geometry import PoolGeometry
 from engine.execute.device import DeviceEvent
 from engine.local import EngineCore, PrefillProgress
 from engine.pd import messages as m
@@ -20,7 +21,7 @@ from engine.pd import protocol
 from engine.pd.config import PDConfig
 from engine.pd.nixl import NixlConnector, TransportError, Write
 from engine.pd.records import Outputs, Records
-from engine.pd.segments import Partition, PoolGeometry, partitions
+from engine.pd.segments import Partition, partitions
 from rlt_fsm.compile import Effect, Message
 
 Say = Callable[[m.FromWorker], None]
@@ -39,7 +40,7 @@ class PDStageConnector:
         self.core, self.link, self.config, self.say = core, link, config, say
         given = {"slots": {"capacity": core.scheduler_config.max_num_seqs}} if process == "decode" else {}
         self.records = Records(process, given, config.trace_capacity)
-        self.geometry = PoolGeometry(**vars(core.geometry()))
+        self.geometry = core.geometry()
         self.slots = deque(range(self.geometry.staging_slots))
         self.slot_of: dict[str, int] = {}
         self.unknown = 0  # messages and notifications for generations that are not, or no more
