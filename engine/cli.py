@@ -57,6 +57,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ConfigError, UnsupportedModel, OSError) as error:
         print(f"rlt-engine: {error}", file=sys.stderr)
         return 2
+    except RuntimeError as error:  # a worker failed: the message says which, how, and what was lost
+        print(f"rlt-engine: {error}", file=sys.stderr)
+        return 1
 
 
 def _common(parser: argparse.ArgumentParser) -> None:

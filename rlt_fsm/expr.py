@@ -280,7 +280,7 @@ class _Parser:
         if text is not None and token.text != text:
             found = f"'{token.text}'" if token.text else "the end"
             raise self.fail("bad-expression", f"expected '{text}', found {found}", token.at, len(token.text))
-        self.place += 1
+        self.place = min(self.place + 1, len(self.tokens) - 1)  # the end stays the end
         return token
 
     def parse(self) -> Node:
@@ -450,6 +450,8 @@ class _Parser:
             self.take("]")
         if self.now.text == ".":
             self.take()
+            if self.now.kind != "name":
+                raise self.fail("bad-expression", f"expected a name after '{text}.'", self.now.at)
             field = self.take().text
         length = self.tokens[self.place - 1].at + len(self.tokens[self.place - 1].text) - token.at
         if text in self.scope.hidden:
@@ -479,15 +481,19 @@ class _Parser:
             self.want(node, INT, "an index")
         return Ref(text, tuple(index), field, symbol.type, token.at, length)
 
+    def unknown(self, ref: Ref) -> SpecError:
+        """A word that is neither a variable nor a value of the other side's enum."""
+        if ref.name in self.scope.fields:
+            members = ", ".join(f"{ref.name}.{field}" for field in self.scope.fields[ref.name][1])
+            return self.fail(
+                "unknown-name", f"'{ref.name}' is no value by itself", ref.at, ref.length, f"known: {members}"
+            )
+        hint = suggest(ref.name, self.scope.known())
+        return self.fail("unknown-name", f"'{ref.name}' is not known here", ref.at, ref.length, hint)
+
     def want(self, node: Node, type_: Type, what: str) -> None:
         if isinstance(node, Ref) and node.type == Enum("?", ()):
-            raise self.fail(
-                "unknown-name",
-                f"'{node.name}' is not known here",
-                node.at,
-                node.length,
-                suggest(node.name, self.scope.known()),
-            )
+            raise self.unknown(node)
         if node.type != type_:
             length = node.length if isinstance(node, Ref) else 1
             raise self.fail("type-mismatch", f"{what} must be {type_}, not {node.type}", node.at, length)
@@ -508,13 +514,7 @@ class _Parser:
                 return (literal, a) if swap else (a, literal)
         for node in (left, right):
             if isinstance(node, Ref) and node.type == Enum("?", ()):
-                raise self.fail(
-                    "unknown-name",
-                    f"'{node.name}' is not known here",
-                    node.at,
-                    node.length,
-                    suggest(node.name, self.scope.known()),
-                )
+                raise self.unknown(node)
         if left.type != right.type:
             raise self.fail("type-mismatch", f"cannot compare {left.type} with {right.type}", at)
         return left, right

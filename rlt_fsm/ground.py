@@ -36,7 +36,7 @@ from rlt_fsm.expr import (
     neg,
     refs,
 )
-from rlt_fsm.model import Action, Assignment, Ignore, Machine, Process, Property, System, Transition
+from rlt_fsm.model import Action, Assignment, Channel, Ignore, Machine, Process, Property, System, Transition
 
 Row = Transition | Ignore
 
@@ -216,6 +216,11 @@ class _Grounder:
     def build(self, start: dict[str, str]) -> None:
         flat, system = self.flat, self.system
         gens = range(flat.sizes[system.generation])
+
+        def of_channel(channel: Channel) -> list[int | None]:
+            """The generations that a channel is held for; [None] where it is one for the process."""
+            return [*gens] if channel.per else [None]
+
         for process in system.processes.values():
             for name in process.machines:
                 for r in gens:
@@ -223,9 +228,9 @@ class _Grounder:
             for shared in process.shared.values():
                 self.machine_vars(shared.name, system.machines[shared.machine], shared.given, start)
         for channel in system.channels.values():
-            for r in gens if channel.per else [None]:
+            for g in of_channel(channel):
                 for message in channel.messages:
-                    name = flat_name(channel.name, [] if r is None else [str(r)], message)
+                    name = flat_name(channel.name, [] if g is None else [str(g)], message)
                     self.add(FlatVar(name, BOOL, 0, 1, FALSE, False))
                     for item in self.carried(channel.target, message):
                         self.add(FlatVar(f"{name}_{item}", INT, 0, None, Const(0, INT), False))
@@ -245,9 +250,9 @@ class _Grounder:
             for values in itertools.product(*(range(flat.sizes[s]) for s in action.per)):
                 self.action_steps(action, dict(zip(action.per, values, strict=True)))
         for channel in system.channels.values():
-            for r in gens if channel.per else [None]:
+            for g in of_channel(channel):
                 for place, _ in enumerate(channel.messages):
-                    self.delivery_steps(channel.name, r, place)
+                    self.delivery_steps(channel.name, g, place)
 
     def add(self, var: FlatVar) -> None:
         self.flat.vars[var.name] = var

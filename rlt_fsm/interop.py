@@ -49,6 +49,9 @@ class SpecMachine(transitions.Machine):
         options = {"initial": spec.initial, "auto_transitions": False, "send_event": True, **options}
         super().__init__(model=model, states=list(spec.states), **options)
         for event in spec.events():
+            if event in vars(model) and event.removeprefix("is_") in spec.states:
+                delattr(model, event)  # an event named as the library's test of a state, such as `is_ready`, goes first
+        for event in spec.events():
             for state in spec.states:
                 for row in spec.rows(event, state):
                     self.add_transition(
@@ -85,11 +88,13 @@ class SpecMachine(transitions.Machine):
     # -- what the library calls -----------------------------------------------------------------------
 
     def _reading(self, data: transitions.EventData) -> Callable[[Ref], Any]:
+        model: Any = data.model
+
         def value(ref: Ref) -> Any:
             if ref.field:
                 found: Any = self.siblings[ref.name][ref.field]
             elif ref.name == "state":
-                found = data.model.state
+                found = model.state
             elif ref.name in self.variables:
                 found = self.variables[ref.name]
             else:
@@ -128,7 +133,8 @@ class SpecMachine(transitions.Machine):
         """The condition of the row that is tried last: raises, with what was false before it."""
 
         def refuse(data: transitions.EventData) -> bool:
-            state, value = data.model.state, self._reading(data)
+            model: Any = data.model
+            state, value = model.state, self._reading(data)
             detail: list[str] = []
             rows: list[Transition | Ignore] = [*self.spec.rows(event, state), *self.spec.ignored(event, state)]
             for row in rows:

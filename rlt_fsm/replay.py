@@ -366,8 +366,9 @@ class _Replay:
             if line is not None:
                 stop = self.take(line.event, False)
                 assert stop is not None
-                blamed = stop.source != "" and self.head(stop.source) is None
-                found.append((0 if blamed else 1, line, stop))
+                # first who waits for a process that has ended, then whom the world stops, then who waits for others
+                rank = 1 if not stop.source else 2 if self.head(stop.source) is not None else 0
+                found.append((rank, line, stop))
         found.sort(key=lambda item: item[0])
         _, line, stop = found[0]
         waiting = []
@@ -677,7 +678,7 @@ class _Test:
         for part in conjuncts(self.node):
             if not self._holds(part, generation):
                 text = show(part) + shown_values(part, lambda ref: self.value(generation, ref.name))
-                out.append(text.replace("[0]", f"[{generation.tid}]").replace("[0,0]", f"[{generation.tid}]"))
+                out.append(text.replace("[0]", f"[{generation.tid}]"))
         return out
 
     def _holds(self, node: Node, generation: _Generation) -> bool:

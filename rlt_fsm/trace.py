@@ -1,6 +1,6 @@
 """One trace format for the engine, the simulator, every refutation and every test: JSON lines.
 
-A file holds one header line per process, then one line per accepted event of that process, in its order:
+A file holds one header line per process, and after it one line per accepted event of that process, in its order:
 
     {"format":"rlt-trace","version":1,"spec":"<digest>","process":"prefill","incarnation":"..","given":{..},..}
     {"time":<ns>,"process":"prefill","tid":"g7","event":"event_done","fields":{"parts":1}}
@@ -10,15 +10,16 @@ A file holds one header line per process, then one line per accepted event of th
 
 `tid` is the generation, `to` the shared instance of an event that concerns no generation. A line with `given`
 and no event opens a generation whose givens differ from `record_given`. A line with neither process nor tid is
-the world's: a death. `time` is one process's own clock, and is compared with no other.
+the world's: a death, in the order of the process whose lines it stands among. `time` is one process's own clock,
+and is compared with no other.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from time import monotonic_ns
 from typing import Any
@@ -187,22 +188,23 @@ class TraceRing:
 
     def write(self, path: str | Path, process: str = "", incarnation: str = "", spec: str = "") -> None:
         """Write a file: the header, then every event that is here."""
-        write(path, [self.header(process, incarnation, spec)], self.events())
+        write(path, chain([self.header(process, incarnation, spec)], self.events()))
 
 
-def write(path: str | Path, headers: Sequence[Header], events: Iterable[TraceEvent]) -> None:
-    """Write one file: header lines, then event lines. Raises OSError."""
+def write(path: str | Path, items: Iterable[Header | TraceEvent]) -> None:
+    """Write one file: header lines and event lines, as they come. Raises OSError."""
     encoder = msgspec.json.Encoder()
     with open(path, "wb") as file:
-        for header in headers:
-            file.write(encoder.encode(header) + b"\n")
-        for event in events:
-            file.write(encoder.encode(event) + b"\n")
+        for item in items:
+            file.write(encoder.encode(item) + b"\n")
 
 
 def save(path: str | Path, trace: Trace) -> None:
     """Write a Trace to one file, process after process."""
-    write(path, list(trace.headers.values()), (line.event for line in trace.lines()))
+    items: list[Header | TraceEvent] = []
+    for process, header in trace.headers.items():
+        items += [header, *(line.event for line in trace.streams[process])]
+    write(path, items)
 
 
 def read(path: str | Path) -> Trace:
@@ -211,13 +213,13 @@ def read(path: str | Path) -> Trace:
     header_decoder = msgspec.json.Decoder(Header)
     event_decoder = msgspec.json.Decoder(TraceEvent)
     trace = Trace()
-    last = ""  # world lines stand in the stream of the line before them
+    last = ""  # a line of the world belongs to the process of the line before it
     with open(path, "rb") as file:
         for number, text in enumerate(file, 1):
             if not text.strip():
                 continue
             try:
-                if text.startswith(b'{"format"') or not trace.headers:
+                if not trace.headers or (b'"format"' in text and "format" in msgspec.json.decode(text)):
                     last = _header(header_decoder.decode(text), trace, f"{name}:{number}")
                     continue
                 event = event_decoder.decode(text)

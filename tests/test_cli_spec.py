@@ -7,11 +7,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from walks import scope_walk
 
 from rlt_fsm import replay as replay_module
 from rlt_fsm.cli import main
 from rlt_fsm.load import load
 from rlt_fsm.schema import spec_directory
+from rlt_fsm.trace import save
 
 BAD = Path(__file__).parent / "bad_specs"
 FUSE = """\
@@ -133,6 +135,18 @@ def test_replay_gives_each_verdict_its_code(
     assert main(["replay", "a.jsonl", "b.jsonl", "--const", "steps=2"]) == code
     assert asked == [([Path("a.jsonl"), Path("b.jsonl")], {"steps": 2})]
     assert capsys.readouterr().out == f"{kind}: because\n"
+
+
+def test_replay_judges_a_real_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Goal: the command and the judge fit together. Method: a random run, saved; then one event of it renamed."""
+    path = tmp_path / "run.jsonl"
+    save(path, scope_walk(load(), "one_long", 3).run(60).trace())
+
+    assert main(["replay", str(path)]) == 0
+    assert capsys.readouterr().out.startswith("ok: ")
+    path.write_text(path.read_text().replace('"event":"admit"', '"event":"retire"', 1))
+    assert main(["replay", str(path)]) == 1
+    assert capsys.readouterr().out.startswith("violation: ")
 
 
 def test_an_unreadable_trace_is_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

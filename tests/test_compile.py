@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from walks import Walk, long_walk, scope_walk
+from walks import Walk, long_walk, rare_faults, scope_walk
 
 from rlt_fsm.compile import INDEX_MAX, Effect, Message, compile_machine, compile_process
 from rlt_fsm.errors import IllegalEvent, SpecError
 from rlt_fsm.expr import BOOL, Const, Ref, Seen, evaluate
-from rlt_fsm.ground import Step
 from rlt_fsm.load import load
 from rlt_fsm.model import Ignore, System
 from rlt_fsm.trace import TraceRing
@@ -25,13 +24,8 @@ SYSTEM = SPEC.need_system()
 CREDITS = {"credits": {"source_capacity": 2, "destination_capacity": 2, "compute_capacity": 1}}
 
 
-def rare_faults(step: Step) -> float:
-    """Faults one time in fifty, so that walks get somewhere first."""
-    return 0.02 if step.action.startswith(("crash", "break", "cancel", "drain", "write_error", "echo")) else 1.0
-
-
 @pytest.mark.parametrize("scope", SYSTEM.scopes)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), rare=st.booleans())
 def test_compiled_and_ground_walk_together(scope: str, seed: int, rare: bool) -> None:
     """Goal: one semantics. Method: random walks over the spelled-out system; `Walk` compares values, moves, outputs."""
@@ -44,7 +38,7 @@ def test_long_walks_fire_every_row_of_the_shipped_tables() -> None:
     """Goal: the comparison above leaves no row out. Method: count the rows that seeded walks fire, in every scope."""
     fired: set[tuple[str, int]] = set()
     ignored: set[tuple[str, str]] = set()
-    walks = [scope_walk(SPEC, scope, seed) for scope in SYSTEM.scopes for seed in range(60)]
+    walks = [scope_walk(SPEC, scope, seed) for scope in SYSTEM.scopes for seed in range(25)]
     for walk in walks:
         for step in walk.run(200, rare_faults).steps:
             for instance, row in step.rows:
@@ -144,32 +138,46 @@ def test_every_row_reads_the_values_from_before(tmp_path: Path) -> None:
     out = record.swap(by=5)
 
     assert (record.A_x, record.B_x, record.shared.c_x) == (2 + 5, 3, 1)
-    assert out == (
-        Message("one", "told", {"was": 1, "now": 2}),
-        Effect("ring"),
-        Message("one", "told", {"was": 2, "now": 2}),
-    )
+    assert out == (told(1, 2), Effect("ring"), told(2, 2))
     assert (record.state("A"), record.state("B")) == ("on", "on")
+
+
+def told(was: int, now: int) -> Message:
+    """What each of the two machines sends."""
+    return Message("one", "told", {"was": was, "now": now})
 
 
 SWAP = """
 machine: A
+per: generation
 doc: It takes the value of B.
 reads: {B: B}
 takes: {swap: {by: {type: counter}}}
 vars: {x: {type: counter, doc: A number.}}
 states: {off: {initial: true}, on: {}}
 transitions:
-  - {on: swap, from: off, to: on, when: {b_is_off: B.state == off}, set: {x: B.x + by}, send: {one: {told: {was: x, now: B.x}}}, do: [ring]}
-  - {on: class, from: on, to: off}
+  - on: swap
+    from: off
+    to: on
+    when: {b_is_off: B.state == off}
+    set: {x: B.x + by}
+    send: {one: {told: {was: x, now: B.x}}}
+    do: [ring]
+  - {on: state, from: on, to: off}
 ---
 machine: B
+per: generation
 doc: It takes the value of c, if A was off.
 reads: {A: A, c: C}
 vars: {x: {type: counter, doc: A number.}}
 states: {off: {initial: true}, on: {}}
 transitions:
-  - {on: swap, from: [off, on], to: on, when: {a_is_off: A.state == off}, set: {x: c.x}, send: {one: {told: {was: x, now: x}}}}
+  - on: swap
+    from: [off, on]
+    to: on
+    when: {a_is_off: A.state == off}
+    set: {x: c.x}
+    send: {one: {told: {was: x, now: x}}}
 ignore:
   - {on: swap, from: on, when: {a_is_on: A.state == on}, why: "Never tried: A refuses."}
 ---
@@ -218,14 +226,14 @@ def test_a_refusal_by_the_last_machine_undoes_the_others() -> None:
     record.submit()
     before = {**record.values(), **shared.values()}
 
-    with pytest.raises(IllegalEvent, match="credits: compute_fits is false: compute > 0 .compute is 0."):
+    with pytest.raises(IllegalEvent, match=r"credits: compute_fits is false: compute > 0 \(compute is 0\)"):
         record.admit()
 
     assert {**record.values(), **shared.values()} == before
 
 
 def test_can_tells_a_move_from_an_ignored_event() -> None:
-    """Goal: `can` is False where every machine only ignores. Method: a second cancel, which is accepted and does nothing."""
+    """Goal: `can` is False where every machine only ignores. Method: a second cancel, which does nothing."""
     compiled = compile_process(SYSTEM, "coordinator")
     record = compiled.make_record(compiled.make_shared(CREDITS), "g1")
     record.submit()
@@ -323,17 +331,20 @@ def test_a_machine_by_itself() -> None:
     assert export.values()["Export.ready"] == 1
 
 
-def test_names_that_python_keeps_for_itself(tmp_path: Path) -> None:
-    """Goal: an event named as a keyword still works; a field so named is refused. Method: `class`, twice."""
+def test_an_event_named_as_a_method_of_the_class(tmp_path: Path) -> None:
+    """Goal: no event hides what a record can do. Method: an event called `state`."""
     (tmp_path / "swap.yaml").write_text(SWAP, encoding="utf-8")
     compiled = compile_process(load([tmp_path]).need_system(), "one")
     record = compiled.make_record(compiled.make_shared({}), "g")
     record.swap(0)
-    record.class_()
-    assert record.state("A") == "off" and not record.can("class")
+    record.state_()
+    assert record.state("A") == "off" and not record.can("state")
 
-    (tmp_path / "swap.yaml").write_text(SWAP.replace("by:", "class:").replace("+ by", "+ class"), encoding="utf-8")
-    with pytest.raises(SpecError, match="'class' cannot name a field of 'swap'"):
+
+def test_a_field_that_cannot_be_a_parameter(tmp_path: Path) -> None:
+    """Goal: a name that would break the source is refused. Method: a field called `self`."""
+    (tmp_path / "swap.yaml").write_text(SWAP.replace("by:", "self:").replace("+ by", "+ self"), encoding="utf-8")
+    with pytest.raises(SpecError, match="self"):
         compile_process(load([tmp_path]).need_system(), "one")
 
 
@@ -342,7 +353,7 @@ def test_an_addressed_event_cannot_read_a_generation(tmp_path: Path) -> None:
     text = SWAP + "actions: {swap: {event: one.swap, to: c, doc: Wrong.}}\n"
     (tmp_path / "swap.yaml").write_text(text, encoding="utf-8")
 
-    with pytest.raises(SpecError, match="addressed to 'c' alone, yet a row of it reads 'A.x'"):
+    with pytest.raises(SpecError, match=r"addressed to 'c' alone, yet a row of it reads 'A\.x'"):
         compile_process(load([tmp_path]).need_system(), "one")
 
 
@@ -364,14 +375,14 @@ def test_a_record_is_small() -> None:
         record = compiled.make_record(compiled.make_shared(given_), "g1")
 
         assert not hasattr(record, "__dict__")
-        assert sys.getsizeof(record) <= 16 + 8 * len(type(record).__slots__) and gc.is_tracked(record)
+        assert sys.getsizeof(record) <= 32 + 8 * len(type(record).__slots__) and gc.is_tracked(record)
         assert len(type(record).__slots__) <= 16
 
 
-def test_a_walk_finds_a_wrong_class() -> None:
+def test_a_walk_finds_a_wrong_class(monkeypatch: pytest.MonkeyPatch) -> None:
     """Goal: the comparison can fail. Method: a record whose `post` counts twice."""
     walk = Walk(SPEC, {"r": 1, "b": 1, "s": 1}, LONG, {"prefill_worker": "serving", "decode_worker": "serving"}, 3)
-    kind = walk.compiled["prefill"].record_class
+    kind: Any = walk.compiled["prefill"].record_class
     right = kind.post
 
     def wrong(self: Any) -> Any:
@@ -379,7 +390,7 @@ def test_a_walk_finds_a_wrong_class() -> None:
         self.Export_posted += 1
         return out
 
-    kind.post = wrong
+    monkeypatch.setattr(kind, "post", wrong)
     with pytest.raises(AssertionError, match=r"Export\[0\].posted is 2, not 1"):
         walk.run(200)
 
@@ -388,7 +399,7 @@ LONG = {"chunks": 1, "steps": 1, "decode_slots": 1, "compute_slots": 1, "source_
 
 
 def test_places_are_used_again_and_again() -> None:
-    """Goal: nothing of an old generation stays in shared instances. Method: a long walk; at its end all credits return."""
+    """Goal: an old generation leaves nothing in shared instances. Method: a long walk; all credits return."""
     walk = long_walk(SPEC, 3000, seed=7)
     assert walk.fresh > 50
     names = [n for n in walk.state if n.startswith("credits.") and not n.endswith("state")]

@@ -219,7 +219,7 @@ def _compiled(spec: Spec, process: str) -> CompiledProcess:
 
 def rare_faults(step: Step) -> float:
     """A weight for walks that shall get somewhere before something fails: faults one time in fifty."""
-    return 0.02 if step.action.startswith(("crash", "break", "cancel", "drain", "write_error", "echo")) else 1.0
+    return 0.02 if step.action.startswith(("crash", "break", "cancel", "drain_", "write_error", "echo")) else 1.0
 
 
 def _chooser(flat: Flat) -> Callable[[dict[str, int | bool]], list[int]]:

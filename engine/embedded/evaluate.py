@@ -29,7 +29,7 @@ kv: [loops, layers, 2, rows, heads, tokens, head_dim], K before V; keys are alre
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """One answer. tokens: the end included, where it came; depths: the loop at which each token after the first left."""
+    """One answer. tokens: the end included, where it came; depths: the exit loop of each token after the first."""
 
     tokens: list[int]
     depths: list[int]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import random
 import sys
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -132,12 +133,16 @@ def page_faults(network: Network, seed: int, per_shape: int) -> dict[tuple[str, 
 def report(measured: Measured) -> str:
     """The figures as Markdown."""
     m = measured
+    lengths = [tasks.prompt_tokens(*shape) for shape in m.cells]
+    per_shape = next(iter(m.cells.values()))[0].problems
     lines = [
         "## Held-out figures",
         "",
-        f"{m.full.problems} fresh problems over the shapes of the shipped prompts ({min(map(_length, m.cells))} to",
-        f"{max(map(_length, m.cells))} tokens); greedy, float32, LAST_EXITED KV. Exact match: every token right, end",
-        "included. Depth: loops of the tokens after the first, which always runs at full depth. min_loops 1.",
+        paragraph(
+            f"{m.full.problems} fresh problems over the shapes of the shipped prompts ({min(lengths)} to",
+            f"{max(lengths)} tokens); greedy, float32, LAST_EXITED KV. Exact match: every token right, end included.",
+            "Depth: loops of the tokens after the first, which always runs at full depth. min_loops 1.",
+        ),
         "",
         "| exit threshold | exact match % | mean depth | share of tokens that leave at loop 1 / 2 / 3 / 4 |",
         "|---|--:|--:|---|",
@@ -148,49 +153,56 @@ def report(measured: Measured) -> str:
         lines.append(f"| {threshold}{mark} | {_percent(found)} | {found.mean_depth:.2f} | {_shares(found)} |")
     lines += [
         "",
-        f"The recommended threshold is that of least depth which lost at most {POINTS_LOST_MAX} points on another set of the",
-        "same size. Every token after the first forced out at one loop:",
+        paragraph(
+            f"The recommended threshold is that of least depth which lost at most {POINTS_LOST_MAX} points on another",
+            "set of the same size. Every token after the first forced out at one loop:",
+        ),
         "",
         "| loop | exact match % |",
         "|--:|--:|",
         *(f"| {loop} | {_percent(found)} |" for loop, found in m.forced.items()),
         "",
-        f"Entries, keys and lengths at random (8 to 50 entries, 1 to 28 keys, prompts of 40 to 200 tokens), "
-        f"{m.scattered[0].problems} problems:",
-        f"{_percent(m.scattered[0])} % at full depth, {_percent(m.scattered[1])} % at threshold {m.chosen} with mean depth "
-        f"{m.scattered[1].mean_depth:.2f}.",
+        paragraph(
+            "Entries, keys and lengths at random (8 to 50 entries, 1 to 28 keys, prompts of 40 to 200 tokens),",
+            f"{m.scattered[0].problems} problems: {_percent(m.scattered[0])} % at full depth,",
+            f"{_percent(m.scattered[1])} % at threshold {m.chosen} with mean depth {m.scattered[1].mean_depth:.2f}.",
+        ),
         "",
-        f"Per shape, {next(iter(m.cells.values()))[0].problems} problems each:",
+        f"Per shape, {per_shape} problems each:",
         "",
         f"| entries | asked | prompt tokens | full depth % | threshold {m.chosen} % | mean depth |",
         "|--:|--:|--:|--:|--:|--:|",
     ]
-    for (entries, asked), (full, gated) in sorted(m.cells.items(), key=lambda cell: (_length(cell[0]), cell[0])):
-        lines.append(
-            f"| {entries} | {asked} | {_length((entries, asked))} | {_percent(full)} | {_percent(gated)} | "
-            f"{gated.mean_depth:.2f} |"
-        )
+    for length, (entries, asked) in sorted(zip(lengths, m.cells, strict=True)):
+        full, gated = m.cells[entries, asked]
+        shown = [f"{entries}", f"{asked}", f"{length}", _percent(full), _percent(gated), f"{gated.mean_depth:.2f}"]
+        lines.append(f"| {' | '.join(shown)} |")
     lines += [
         "",
         "## Does the text notice wrong KV?",
         "",
-        "K and V of one page (16 positions) of the prompt altered in every plane after prefill, full depth: zeroed, or",
-        "replaced by the same page of another prompt (stale). Exact match %, with the number of cases. Pages: with an",
-        "entry that is asked for, with other entries only, and the tail, which holds the question.",
+        paragraph(
+            f"K and V of one page ({PAGE_TOKENS} positions) of the prompt altered in every plane after prefill, full",
+            "depth: zeroed, or replaced by the same page of another prompt (stale). Exact match %, with the number of",
+            "cases. Pages: with an entry that is asked for, with other entries only, and the tail, which holds the",
+            "question.",
+        ),
         "",
         "| fault | question | page with an asked entry | without | tail |",
         "|---|---|--:|--:|--:|",
     ]
     for fault, keys in dict.fromkeys((fault, keys) for fault, keys, _ in m.pages):
-        found = [m.pages.get((fault, keys, kind)) for kind in PAGE_KINDS]
-        shown = [f"{_percent(one)} ({one.problems})" if one else "-" for one in found]
+        kinds = [m.pages.get((fault, keys, kind)) for kind in PAGE_KINDS]
+        shown = [f"{_percent(one)} ({one.problems})" if one else "-" for one in kinds]
         lines.append(f"| {fault} | {keys} | {' | '.join(shown)} |")
     layers = sorted({layer for _, layer in m.planes})
     lines += [
         "",
-        "A question for one key reads one page: most pages can be wrong unnoticed there. Ask for many keys, so that every",
-        "page holds one. The same with one plane of the whole prompt zeroed (10 or 20 keys,",
-        f"{next(iter(m.planes.values())).problems} problems), exact match %:",
+        paragraph(
+            "A question for one key reads one page: most pages can be wrong unnoticed there. Ask for many keys, so",
+            "that every page holds one. The same with one plane of the whole prompt zeroed (10 or 20 keys,",
+            f"{next(iter(m.planes.values())).problems} problems), exact match %:",
+        ),
         "",
         f"| loop | {' | '.join(f'layer {layer}' for layer in layers)} |",
         f"|--:|{'--:|' * len(layers)}",
@@ -204,8 +216,9 @@ def report(measured: Measured) -> str:
     return "\n".join(lines)
 
 
-def _length(shape: tuple[int, int]) -> int:
-    return tasks.prompt_tokens(*shape)
+def paragraph(*texts: str) -> str:
+    """Texts as one paragraph of Markdown, wrapped."""
+    return textwrap.fill(" ".join(texts), 120, break_long_words=False, break_on_hyphens=False)
 
 
 def _percent(found: Score) -> str:
@@ -222,7 +235,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m engine.embedded.measure",
         description="Measure a lookup checkpoint on fresh held-out problems and print the figures as Markdown.",
-        epilog="The shipped card's figures: its README.md names the seed. Takes minutes; --per-shape 2 is a quick look.",
+        epilog="A checkpoint's README.md names the seed of its figures. It takes minutes; --per-shape 2 looks quickly.",
     )
     parser.add_argument("--model", type=Path, default=directory(), help="its folder (default: the shipped one)")
     parser.add_argument("--seed", type=int, default=0, help="of the problems (default: 0)")

@@ -20,7 +20,6 @@ from torch.nn import functional
 
 from engine.embedded.tasks import EOS, PAD, VOCAB_SIZE
 
-
 SIZE_KEYS = {
     "vocab": "vocab_size",
     "hidden": "hidden_size",

@@ -11,12 +11,11 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlt_fsm.compile import Effect, Message
-
 from engine.config import SamplingParams
 from engine.pd import messages as m
 from engine.pd import protocol
 from engine.pd.records import Outputs, Records
+from rlt_fsm.compile import Effect, Message
 
 MILESTONES = ("reserved", "computed", "submitted", "drained", "received", "activated", "finished", "retired")
 
@@ -173,7 +172,8 @@ class CoordinatorCore:
     def credits(self) -> dict[str, int]:
         """What is not given of each credit, and how many generations are live."""
         values = self.records.shared.values()
-        return {name.split(".")[1]: int(v) for name, v in values.items() if name.startswith("credits.") and v != "open"}
+        prefix = "credits."
+        return {n[len(prefix) :]: int(v) for n, v in values.items() if n.startswith(prefix) and n != "credits.state"}
 
     def state(self, tid: str) -> str:
         """The Coordinator state of a generation."""

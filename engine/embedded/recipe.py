@@ -1,0 +1,25 @@
+"""Every knob of the embedded model's training, with its unit. Read by train.py and told by its model card."""
+
+from __future__ import annotations
+
+SEED = 15
+STEPS = 1700
+TOKENS_PER_STEP = 4096
+PER_SHAPE = 25
+BUCKETS = (6, 12, 24, 48, 80)  # entries + keys asked, at most
+TOP_SHARE = 0.45  # of steps, from the largest bucket reached; the rest from smaller ones
+NEXT_BUCKET_AT = 0.97  # share of answer digits right, smoothed over the largest bucket's steps
+LEARNING_RATE = 3e-3
+WARM_UP_STEPS = 100
+DECAY_SHARE = 0.4  # of the steps, the last ones
+EXPECTED, UNIFORM, ENTROPY = 0.8, 0.2, 0.1  # weights of the loss's parts
+
+GATE_STEPS = 600
+GATE_BATCHES = 40
+GATE_LEARNING_RATE = 0.05
+GATE_SAMPLES = 8192
+LOSS_WITHIN = 0.05  # nats: a later loop that gains less does not help
+LEAVE_WEIGHT = 0.2  # of a token that should leave, against 1 for one that should stay: leaving wrongly costs answers
+
+EXACT_MIN = 0.99  # to ship
+MEAN_DEPTH_MAX = 3.5
