@@ -33,6 +33,7 @@ def run_demo(model: Any, rows: list[dict[str, Any]], config: PDConfig, params: C
         settled = engine.drain()
         open_now = engine.obligations()
         moved = engine.bytes_moved
+    ended_well = not engine.failure and all(client.stopped is not None for client in engine.clients.values())
     print(f"\n{'request':12} {'':5} {'answer':{TOKENS_WIDE}} {'depth':>5}  milestones, ms after submission")
     right = 0
     for row in rows:
@@ -53,7 +54,9 @@ def run_demo(model: Any, rows: list[dict[str, Any]], config: PDConfig, params: C
     complete = all(set(MILESTONES) <= set(outputs[row["id"]].timeline) for row in rows)
     if not complete:
         print("some request did not pass all eight milestones")
-    return right == len(rows) and settled and not open_now and complete and aborted > 0
+    if not ended_well:
+        print(f"the workers did not end in good order: {engine.failure or 'one did not say its last words'}")
+    return right == len(rows) and settled and not open_now and complete and aborted > 0 and ended_well
 
 
 def _ask(

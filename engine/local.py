@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from tokenizers import Tokenizer
 
 from engine.cache.geometry import PoolGeometry
 from engine.cache.pages import KVCacheManager
@@ -24,6 +23,7 @@ from engine.execute.device import PAST, DeviceEvent, record
 from engine.execute.runner import ModelRunner
 from engine.models.loading import fingerprint, load_model
 from engine.models.registry import Model
+from engine.models.tokenizer import load_tokenizer
 from engine.schedule.request import FinishReason, Request, Stage
 from engine.schedule.scheduler import Batch, Scheduler, SchedulerError
 
@@ -344,10 +344,7 @@ class LLMEngine:
     ) -> None:
         """model_dir: a checkpoint's folder, with tokenizer.json if prompts or outputs are text. Cache: 256 pages."""
         model = load_model(model_dir, dtype, device)
-        tokenizer_path = Path(model_dir) / "tokenizer.json"
-        self.tokenizer: Tokenizer | None = (
-            Tokenizer.from_file(str(tokenizer_path)) if tokenizer_path.is_file() else None
-        )
+        self.tokenizer = load_tokenizer(model_dir)
         self.core = EngineCore(model, cache_config or CacheConfig(256), scheduler_config or SchedulerConfig(), device)
         self._outputs: dict[str, Output] = {}
         self._ids = count()

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer
 
 from engine.config import CacheConfig, ConfigError, SamplingParams, SchedulerConfig
 from engine.models.registry import read_config
+from engine.models.tokenizer import load_tokenizer
 from engine.pd import messages as m
 from engine.pd.config import PDConfig
 from engine.pd.coordinator import CoordinatorCore, Generation, ToWorker
@@ -134,10 +134,7 @@ class PDEngine:
         self.config = config or PDConfig()
         self.model_dir = Path(model_dir)
         self.model_config = read_config(self.model_dir)
-        tokenizer_path = self.model_dir / "tokenizer.json"
-        self.tokenizer: Tokenizer | None = (
-            Tokenizer.from_file(str(tokenizer_path)) if tokenizer_path.is_file() else None
-        )
+        self.tokenizer = load_tokenizer(self.model_dir)
         c = self.config
         self.core = CoordinatorCore(
             source_credits=c.prefill_cache.num_blocks,
@@ -157,6 +154,8 @@ class PDEngine:
         self._replies: dict[int, m.ControlReply] = {}
         self._next_id = 0
         self._bytes = 0
+        if c.trace_dir is not None:
+            c.trace_dir.mkdir(parents=True, exist_ok=True)
         env = dict(environment or {})
         orders = [
             self._order(PREFILL, c.prefill_device, c.prefill_cache, c.prefill_scheduler, dtype, env),
@@ -417,7 +416,6 @@ class PDEngine:
 
     def _write_trace(self) -> None:
         if self.config.trace_dir is not None:
-            self.config.trace_dir.mkdir(parents=True, exist_ok=True)
             self.core.records.trace.write(
                 self.config.trace_dir / "coordinator.jsonl", process="coordinator", incarnation=self.incarnation
             )
