@@ -27,7 +27,7 @@ test: $(STAMP)   ## run every test
 	$(BIN)/python -m pytest
 
 check: $(STAMP)  ## lint, types, and that documents and diagrams are up to date
-	$(BIN)/ruff check .
+	$(BIN)/ruff check --no-cache .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/rlt-spec check

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from rlt_fsm.render import ChartLine, sequence_chart
-
 from rlt_fsm.expr import BOOL, Enum
 from rlt_fsm.ground import Flat
+from rlt_fsm.render import ChartLine, sequence_chart
 from verification.result import Move, Trace
 
 

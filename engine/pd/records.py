@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from engine.pd import protocol
 from rlt_fsm.compile import Effect, Message
 from rlt_fsm.trace import TraceRing
-
-from engine.pd import protocol
 
 AUTOMATIC: dict[str, tuple[str, ...]] = {
     "coordinator": ("refuse", "lose_prefill", "lose_decode", "retire"),
