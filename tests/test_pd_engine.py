@@ -6,9 +6,11 @@ import os
 import random
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from pd_tools import PATIENCE_S, Hold, Stranger, outputs_of, until
 from reference_ouro import write_checkpoint
@@ -18,7 +20,8 @@ from engine.local import LLMEngine
 from engine.models.registry import UnsupportedModel
 from engine.pd import messages as m
 from engine.pd.config import PDConfig
-from engine.pd.engine import EngineFailed, EngineOverloaded, PDEngine, PDOutput
+from engine.pd.engine import EngineFailed, EngineOverloaded, PDEngine, PDOutput, StageClient
+from engine.pd.worker import WorkerOrder
 
 BLOCKS = 256
 TRANSPORTS = [pytest.param({}, id="cma"), pytest.param({"UCX_TLS": "tcp"}, id="tcp")]
@@ -250,6 +253,48 @@ def test_a_killed_worker_ends_the_engine_with_a_clear_error(
     finally:
         engine.close()
     assert not any(client.process.is_alive() for client in engine.clients.values())
+
+
+def test_a_failed_write_quarantines_p_and_lets_d_retire(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goal: a transport error fails closed, P before D. Method: P is told addresses that D never registered, so its
+    first write is refused; P must end, and D must give every page back by its fence."""
+    send = StageClient.send
+
+    def mislead(client: StageClient, message: Any) -> None:
+        if isinstance(message, m.Connect) and client.role == "prefill":
+            wrong = msgspec.structs.replace(message.geometry, key_ptr=1 << 20, value_ptr=1 << 30)
+            message = msgspec.structs.replace(message, geometry=wrong)
+        send(client, message)
+
+    monkeypatch.setattr(StageClient, "send", mislead)
+    with PDEngine(checkpoint, config()) as engine:
+        for prompt, params in some_requests(6, seed=13):
+            engine.add_request(prompt, params)
+        outputs = outputs_of(engine, 6)
+        until(engine, lambda: engine.core.worker_state("prefill_worker") == "failed")
+        assert engine.drain(PATIENCE_S), "D must retire every generation by itself"
+        assert engine.control("decode", "metrics")["free_blocks"] == BLOCKS
+        assert engine.obligations() == []
+        assert not engine.clients["prefill"].process.is_alive()
+        assert engine.clients["decode"].process.is_alive()
+    assert "prefill worker: post failed" in engine.failure
+    assert all("post failed" in o.error for o in outputs)
+
+
+def test_workers_with_different_weights_do_not_start(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goal: KV of one model never reaches another. Method: the same config with other weights on D."""
+    other = write_checkpoint(tmp_path, seed=2)
+    make = PDEngine._order
+
+    def swap(engine: PDEngine, role: str, *rest: Any) -> WorkerOrder:
+        order = make(engine, role, *rest)
+        return replace(order, model_dir=other) if role == "decode" else order
+
+    monkeypatch.setattr(PDEngine, "_order", swap)
+    with pytest.raises(EngineFailed, match="the workers disagree on the model"):
+        PDEngine(checkpoint, config())
 
 
 def test_close_with_live_requests_ends_everything(checkpoint: Path) -> None:
