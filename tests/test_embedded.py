@@ -21,14 +21,16 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 from engine.embedded import recipe, tasks
+from engine.embedded.batches import make_batch
 from engine.embedded.evaluate import PAGE_TOKENS, Output, Score, answers, decode, score, stale_page, zero_page
 from engine.embedded.files import directory
+from engine.embedded.gate import fit_gate
 from engine.embedded.measure import Measured, main, page_kind
 from engine.embedded.network import Network, Shape, load_network
 from engine.embedded.ship import Run, prompt_rows, ship
 from engine.embedded.tasks import EOS, PAD, UNK, VOCAB, Problem
-from engine.embedded.train import fit_gate, make_batch, train_trunk
 from engine.embedded.train import main as train_main
+from engine.embedded.train import train_trunk
 from engine.models.loading import load_model
 
 DATA = directory()
@@ -298,7 +300,7 @@ def test_training_twice_gives_the_same_bytes() -> None:
     for seed in (5, 5, 6):
         model = Network(TINY, seed)
         train_trunk(model, steps=3, seed=seed, tokens_per_step=256)
-        fit_gate(model, seed, batches=1)
+        fit_gate(model, seed, steps=3, tokens_per_step=256)
         runs.append(model.tensors())
 
     assert all(torch.equal(runs[0][name], runs[1][name]) for name in runs[0])

@@ -8,6 +8,7 @@ import pytest
 from guard_deletions import EDITS, Edit, apply
 
 from rlt_fsm.load import load
+from rlt_fsm.replay import replay
 from verification.confirm import confirm
 from verification.run import run
 from verification.show import counterexample
@@ -28,6 +29,31 @@ def test_an_edit_is_refuted_and_its_trace_runs(edit: Edit, tmp_path: Path) -> No
     assert hit[0].trace is not None
     assert confirm(flat, hit[0].trace).startswith("confirmed"), confirm(flat, hit[0].trace)
     assert "coordinator" in counterexample(flat, hit[0].trace)
+
+
+SAFETY = [  # an event that no row takes leaves no line to judge
+    e for e in EDITS if any("reuse" in b or "activated" in b for b in e.breaks) and "handled:chunk_done" not in e.breaks
+]
+
+
+@pytest.mark.parametrize("edit", SAFETY, ids=lambda e: e.name)
+def test_replay_judges_a_counterexample_as_the_checker_does(edit: Edit, tmp_path: Path) -> None:
+    """Goal: one trace format joins proving and running. Method: save the counterexample; by the edited spec the same
+    property must fall, by the shipped spec it is another spec's run."""
+    (tmp_path / "spec").mkdir()
+    apply(edit, tmp_path / "spec")
+    spec = load([tmp_path / "spec"])
+    report = run(spec, [str(tmp_path / "spec")], "quick", backends=("explicit",))
+    hit = next(r for r in report.refuted if any(r.name.startswith(b) for b in edit.breaks))
+    assert hit.trace is not None
+    file = tmp_path / "run.jsonl"
+    confirm(report.flats[hit.scope], hit.trace, spec.digest, file)
+
+    verdict = replay(spec, file)
+
+    assert verdict.kind == "violation"
+    assert hit.name in verdict.reason
+    assert replay(load(), file).kind == "inconclusive"
 
 
 def test_there_are_enough_of_them() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import defaultdict
+from pathlib import Path
 
 from rlt_fsm.errors import SpecError
 from rlt_fsm.load import load
@@ -43,6 +44,9 @@ def main(argv: list[str] | None = None) -> int:
     asks.add_argument("--scope", default="quick", help="quick, full, or the name of a scope (default: quick)")
     asks.add_argument("--only", metavar="NAME", help="one property")
     asks.add_argument("--backend", choices=("explicit", "smt"), help="one method only (default: both)")
+    asks.add_argument(
+        "--save", metavar="DIR", type=Path, help="write each counterexample there as a trace for rlt-spec replay"
+    )
     asks.add_argument("--quiet", action="store_true", help="no progress on stderr")
     args = parser.parse_args(argv)
     try:
@@ -59,7 +63,7 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     print(table(report))
     for result in report.refuted[:3]:
-        print(refutation(report, result))
+        print(refutation(report, result, spec.digest, args.save))
     return report.exit_code
 
 
@@ -115,13 +119,18 @@ def methods(items: list[Result]) -> str:
     return ", ".join(parts + (["induction (any number of chunks)"] if any(i.method == "smt" for i in items) else []))
 
 
-def refutation(report: Report, result: Result) -> str:
+def refutation(report: Report, result: Result, digest: str = "", save: Path | None = None) -> str:
     """A counterexample as people read it, after it was run again on the compiled classes."""
     head = f"\nREFUTED {result.name} in scope {result.scope}: {result.why}"
     if result.trace is None or not result.trace.moves:
         return head
     flat = report.flats[result.scope]
-    return "\n".join([head, counterexample(flat, result.trace), confirm(flat, result.trace)])
+    file = None
+    if save is not None:
+        save.mkdir(parents=True, exist_ok=True)
+        file = save / f"{base_name(result.name).replace(':', '_')}.jsonl"
+    lines = [head, counterexample(flat, result.trace), confirm(flat, result.trace, digest, file)]
+    return "\n".join(lines + ([f"saved: {file}"] if file is not None else []))
 
 
 if __name__ == "__main__":

@@ -7,34 +7,38 @@ and is reported as such instead of being shown as a fault of the spec.
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+from rlt_fsm import trace as trace_format
 from rlt_fsm.compile import CompiledProcess, compile_process
 from rlt_fsm.errors import IllegalEvent
 from rlt_fsm.expr import BOOL, Const, Enum, Node, Ref, evaluate
 from rlt_fsm.ground import Flat, Step
+from rlt_fsm.trace import TraceRing
 from verification.result import Trace
 
 
 class Runtime:
     """The compiled processes of one scope, moved by the steps of a trace."""
 
-    def __init__(self, flat: Flat) -> None:
+    def __init__(self, flat: Flat, digest: str = "") -> None:
         self.flat = flat
+        self.rings = {name: TraceRing(1 << 16) for name in flat.system.processes}
         self.compiled: dict[str, CompiledProcess] = {}
         self.shared: dict[str, Any] = {}
         self.records: dict[tuple[str, int], Any] = {}
         self.heard: dict[int, int] = {}
         for name, process in flat.system.processes.items():
-            self.compiled[name] = compile_process(flat.system, name)
+            self.compiled[name] = compile_process(flat.system, name, digest)
             given = {
                 s.name: {k: self.number(v) for k, v in s.given.items()} for s in process.shared.values() if s.given
             }
-            self.shared[name] = self.compiled[name].make_shared(given)
+            starts = {s.name: self.first_state(s.name) for s in process.shared.values()}
+            self.shared[name] = self.compiled[name].make_shared(given, self.rings[name], starts)
             own = {k: self.number(v) for k, v in process.given.items()}
             for r in range(flat.sizes[flat.system.generation]):
                 self.records[name, r] = self.compiled[name].make_record(self.shared[name], f"r{r}", own)
-        self.set_starts()
 
     def number(self, node: Node) -> int:
         """The value of a given in this scope."""
@@ -43,13 +47,11 @@ class Runtime:
         assert isinstance(node, Const)
         return int(node.value)
 
-    def set_starts(self) -> None:
-        """Put shared instances into the states in which the scope starts them."""
-        for name, process in self.flat.system.processes.items():
-            for shared in process.shared.values():
-                var = self.flat.vars[f"{shared.name}.state"]
-                assert isinstance(var.init, Const)
-                setattr(self.shared[name], f"{shared.name}_state", int(var.init.value))
+    def first_state(self, shared: str) -> str:
+        """The state in which the scope starts a shared instance."""
+        var = self.flat.vars[f"{shared}.state"]
+        assert isinstance(var.init, Const) and isinstance(var.type, Enum)
+        return var.type.names[int(var.init.value)]
 
     def values(self) -> dict[str, object]:
         """Every machine variable, by its flat name."""
@@ -92,9 +94,12 @@ class Runtime:
         return out
 
 
-def confirm(flat: Flat, trace: Trace) -> str:
-    """One line that says whether the compiled classes follow the trace to its end."""
-    runtime = Runtime(flat)
+def confirm(flat: Flat, trace: Trace, digest: str = "", save: Path | None = None) -> str:
+    """One line that says whether the compiled classes follow the trace to its end.
+
+    save: a file for the run in the trace format of the engine, so that `rlt-spec replay` can judge it as well.
+    """
+    runtime = Runtime(flat, digest)
     state = {}
     for name, var in flat.vars.items():
         assert isinstance(var.init, Const)
@@ -105,6 +110,7 @@ def confirm(flat: Flat, trace: Trace) -> str:
         for name, node in step.updates.items():
             state[name] = int(evaluate(node, reader(flat, before)))
         if not step.event:
+            runtime.rings["coordinator"].world(step.action)
             continue
         try:
             runtime.take(step, runtime.concrete(step, before))
@@ -116,6 +122,9 @@ def confirm(flat: Flat, trace: Trace) -> str:
                     f"NOT CONFIRMED at step {number + 1} ({move.label}): '{name}' is {value} in the compiled "
                     f"classes and {state[name]} in the checker"
                 )
+    if save is not None:
+        traces = [ring.trace("counterexample") for ring in runtime.rings.values()]
+        trace_format.save(save, trace_format.merge(traces))
     return f"confirmed: the compiled classes take all {len(trace.moves)} steps to the same values"
 
 

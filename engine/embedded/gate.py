@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from engine.embedded import recipe
+from engine.embedded.batches import Batch, make_batch
 from engine.embedded.network import Network
-from engine.embedded.train import Batch, make_batch
 
 
 def fit_gate(
@@ -35,7 +35,7 @@ def fit_gate(
     for step in range(steps):
         for group in adam.param_groups:
             group["lr"] = recipe.GATE_LEARNING_RATE * (1 - step / steps)
-        batch = make_batch(rng, recipe.BUCKETS[-1 - step % 3], tokens_per_step)
+        batch = make_batch(rng, recipe.GATE_BUCKETS[step % len(recipe.GATE_BUCKETS)], tokens_per_step)
         entropy, depth = soft_exits(network, batch, weight, bias)
         share = batch.weight / batch.weight.sum()
         loss = ((entropy + recipe.LOOP_PRICE * depth) * share[batch.answer]).sum()
@@ -46,8 +46,11 @@ def fit_gate(
         if now - last > 5 or step + 1 == steps:
             last = now
             left = (now - started) / (step + 1) * (steps - step - 1)
-            e, d = ((x.detach() * share[batch.answer]).sum().item() for x in (entropy, depth))
-            print(f"gate step {step + 1}/{steps}  loss {e:.4f}  depth {d:.2f}  {left:.0f} s left", flush=True)
+            mean_depth = (depth.detach() * share[batch.answer]).sum().item()
+            print(
+                f"gate step {step + 1}/{steps}  loss {loss.item():.3f}  depth {mean_depth:.2f}  {left:.0f} s left",
+                flush=True,
+            )
     network.requires_grad_(True)
     with torch.no_grad():
         network.weight("model.early_exit_gate.weight").copy_(weight)

@@ -14,12 +14,11 @@ WARM_UP_STEPS = 100
 DECAY_SHARE = 0.4  # of the steps, the last ones
 EXPECTED, UNIFORM, ENTROPY = 0.8, 0.2, 0.1  # weights of the loss's parts
 
-GATE_STEPS = 600
-GATE_BATCHES = 40
-GATE_LEARNING_RATE = 0.05
-GATE_SAMPLES = 8192
-LOSS_WITHIN = 0.05  # nats: a later loop that gains less does not help
-LEAVE_WEIGHT = 0.2  # of a token that should leave, against 1 for one that should stay: leaving wrongly costs answers
+GATE_STEPS = 150
+GATE_TOKENS_PER_STEP = 2048
+GATE_LEARNING_RATE = 0.2  # Adam's, falling to 0
+GATE_BUCKETS = BUCKETS[-3:]  # in turn
+LOOP_PRICE = 0.1  # nats per loop: dearer, and tokens leave whose K and V a later token needs
 
 EXACT_MIN = 0.99  # to ship
 MEAN_DEPTH_MAX = 3.5

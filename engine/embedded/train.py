@@ -1,9 +1,8 @@
 """Train the embedded model: `python -m engine.embedded.train --out DIR`.
 
 Two stages. The trunk learns the lookup with the published loss (expected cross-entropy over exit depths, plus an
-entropy bonus). Then it is frozen and the exit gate is fitted to leave where a later loop would not help. Steps are
-fixed and everything random comes from one seed, so a machine that rounds alike gets the same bytes. The model card is
-written from what measure.py finds.
+entropy bonus). Then it is frozen and the exit gate is fitted (gate.py). Steps are fixed and everything random comes
+from one seed, so a machine that rounds alike gets the same bytes. The model card is written from what measure.py finds.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import argparse
 import random
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -20,44 +18,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from engine.embedded import recipe, tasks
+from engine.embedded.batches import Batch, make_batch
+from engine.embedded.gate import fit_gate
 from engine.embedded.measure import measure
 from engine.embedded.network import Network, Shape
 from engine.embedded.ship import Run, ship
-from engine.embedded.tasks import PAD, encode
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """Padded rows. answer, digits and weight are about the next token of each position but the last.
-
-    tokens: [rows, length] int64. answer [rows, length - 1]: the next token belongs to the answer or ends it; digits
-    [same]: it is a digit of the answer. weight [same]: 1 / sqrt(answer tokens of the row) where answer is set.
-    """
-
-    tokens: Tensor
-    answer: Tensor
-    digits: Tensor
-    weight: Tensor
-
-
-def make_batch(rng: random.Random, size: int, tokens_per_step: int = recipe.TOKENS_PER_STEP) -> Batch:
-    """As many problems of at most `size` entries and keys as fit into tokens_per_step, none held out."""
-    length = 4 * size + 3
-    rows = max(1, tokens_per_step // length)
-    tokens = torch.full((rows, length), PAD)
-    answer = torch.zeros(rows, length - 1, dtype=torch.bool)
-    digits = torch.zeros(rows, length - 1, dtype=torch.bool)
-    weight = torch.zeros(rows, length - 1)
-    for row in range(rows):
-        item = tasks.draw(rng, size, held_out=False)
-        ids = [*encode(item.prompt), *item.wanted]
-        tokens[row, : len(ids)] = torch.tensor(ids)
-        start, end = len(item.prompt) - 1, len(ids) - 1
-        answer[row, start:end] = True
-        weight[row, start:end] = (end - start) ** -0.5
-        for key in range(item.asked):
-            digits[row, start + 3 * key + 1 : start + 3 * key + 3] = True
-    return Batch(tokens, answer, digits, weight)
 
 
 def losses(network: Network, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
@@ -118,45 +83,6 @@ def train_trunk(network: Network, steps: int, seed: int, tokens_per_step: int = 
                 f"digits {accuracy:.3f}  {left:.0f} s left",
                 flush=True,
             )
-
-
-def fit_gate(network: Network, seed: int, batches: int = recipe.GATE_BATCHES) -> None:
-    """Fit the exit gate on the frozen trunk, in place: leave where a later loop gains LOSS_WITHIN nats at most."""
-    states, targets = gate_samples(network, seed, batches)
-    weight = torch.zeros(1, network.shape.hidden, requires_grad=True)
-    bias = torch.zeros(1, requires_grad=True)
-    adam = torch.optim.Adam([weight, bias], lr=recipe.GATE_LEARNING_RATE)
-    generator = torch.Generator().manual_seed(seed)
-    for step in range(recipe.GATE_STEPS):
-        for group in adam.param_groups:
-            group["lr"] = recipe.GATE_LEARNING_RATE * (1 - step / recipe.GATE_STEPS)
-        part = torch.randint(len(states), (recipe.GATE_SAMPLES,), generator=generator)
-        logit = functional.linear(states[part], weight, bias).squeeze(-1)
-        importance = torch.where(targets[part] > 0, recipe.LEAVE_WEIGHT, 1.0)
-        loss = functional.binary_cross_entropy_with_logits(logit, targets[part], importance)
-        adam.zero_grad()
-        loss.backward()
-        adam.step()
-    with torch.no_grad():
-        network.weight("model.early_exit_gate.weight").copy_(weight)
-        network.weight("model.early_exit_gate.bias").copy_(bias)
-
-
-@torch.no_grad()
-def gate_samples(network: Network, seed: int, batches: int) -> tuple[Tensor, Tensor]:
-    """States [samples, hidden] of answer tokens after every loop but the last, and whether to leave there, 0 or 1."""
-    rng = random.Random(seed)
-    states: list[Tensor] = []
-    targets: list[Tensor] = []
-    for place in range(batches):
-        batch = make_batch(rng, recipe.BUCKETS[-1 - place % 3])
-        hidden = [h[batch.answer] for h in network(batch.tokens[:, :-1])]
-        wanted = batch.tokens[:, 1:][batch.answer]
-        entropy = torch.stack([functional.cross_entropy(network.logits(h), wanted, reduction="none") for h in hidden])
-        for loop in range(network.shape.loops - 1):
-            states.append(hidden[loop])
-            targets.append((entropy[loop] <= entropy[loop + 1 :].min(0).values + recipe.LOSS_WITHIN).float())
-    return torch.cat(states), torch.cat(targets)
 
 
 def main(argv: list[str] | None = None) -> int:
