@@ -24,7 +24,7 @@ from engine.embedded import recipe, tasks
 from engine.embedded.batches import make_batch
 from engine.embedded.evaluate import PAGE_TOKENS, Output, Score, answers, decode, score, stale_page, zero_page
 from engine.embedded.files import directory
-from engine.embedded.gate import fit_gate
+from engine.embedded.gate import fit_gate, soft_exits
 from engine.embedded.measure import Measured, main, page_kind
 from engine.embedded.network import Network, Shape, load_network
 from engine.embedded.ship import Run, prompt_rows, ship
@@ -254,6 +254,36 @@ def test_the_training_network_agrees_with_the_oracle(network: Network) -> None:
         logits = network.logits(network(torch.tensor([[*tasks.encode(item.prompt), *item.wanted]]))[-1])[0]
 
     np.testing.assert_allclose(logits[len(item.prompt) - 1 : -1].numpy(), trace.logits, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(("scale", "bias"), [(0.0, 60.0), (0.0, -60.0), (20.0, 0.0)])
+def test_soft_exits_of_a_sure_gate_are_hard_ones(tmp_path: Path, scale: float, bias: float) -> None:
+    """Goal: the gate is fitted to what decoding does. Method: hazards of 0 and 1, teacher-forced, against float64."""
+    model = Network(TINY, seed=1)
+    gate = torch.randn(1, TINY.hidden, generator=torch.Generator().manual_seed(3)) * scale
+    with torch.no_grad():
+        model.weight("lm_head.weight").mul_(10)
+        model.weight("model.early_exit_gate.weight").copy_(gate)
+        model.weight("model.early_exit_gate.bias").fill_(bias)
+    batch = make_batch(random.Random(4), 12, tokens_per_step=4 * (4 * 12 + 3))
+    reference = Reference(oracle_folder(tmp_path, model))
+    expected, depths = [], []
+    for row, answer in zip(batch.tokens.tolist(), batch.answer.tolist(), strict=True):
+        start = answer.index(True) + 1
+        wanted = row[start : start + sum(answer)]
+        trace = reference.run(row[:start], len(wanted), forced=wanted, min_loops=1, threshold=0.5)
+        depths += trace.exit_depths
+        expected += [
+            float(np.log(np.exp(logits).sum()) - logits[token])
+            for logits, token in zip(trace.logits, wanted, strict=True)
+        ]
+    with torch.no_grad():
+        entropy, depth = soft_exits(model, batch, gate, torch.tensor([bias]))
+
+    same = np.isclose(depth.numpy(), depths, atol=0.01)
+    assert same.mean() > 0.9, "bfloat16 may turn a close call, not a tenth of them"
+    assert np.median(np.abs(entropy.numpy() - expected)[same]) < 0.03
+    assert len(set(depths)) == (2 if bias > 0 else 1 if bias < 0 else 4)
 
 
 def test_prompts_are_answered_right_at_full_depth(network: Network) -> None:
