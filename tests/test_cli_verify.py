@@ -61,7 +61,7 @@ def test_one_property_and_one_scope_can_be_asked(capsys: pytest.CaptureFixture[s
             ["run", "--quiet", "--only", "nothing", "--scope", "no_slot", "--backend", "explicit"],
             "no property 'nothing'",
         ),
-        (["run", "--quiet", "--spec", "/nowhere"], "no-spec"),
+        (["run", "--quiet", "--spec", "/nowhere"], "unreadable"),
     ],
 )
 def test_bad_usage_says_what_is_known(argv: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
