@@ -16,9 +16,9 @@ EXPECTED, UNIFORM, ENTROPY = 0.8, 0.2, 0.1  # weights of the loss's parts
 
 GATE_STEPS = 150
 GATE_TOKENS_PER_STEP = 2048
-GATE_LEARNING_RATE = 0.2  # Adam's, falling to 0
+GATE_LEARNING_RATE = 0.1  # Adam's, falling to 0
 GATE_BUCKETS = BUCKETS[-3:]  # in turn
-LOOP_PRICE = 0.1  # nats per loop: dearer, and tokens leave whose K and V a later token needs
+LOOP_PRICE = 0.03  # nats per loop; at 0.1 tokens leave at loop 1 whose K and V a later token needs
 
 EXACT_MIN = 0.99  # to ship
 MEAN_DEPTH_MAX = 3.5

@@ -458,7 +458,6 @@ class DecodeStageConnector(PDStageConnector):
             self.metrics["output_tokens"] += 1
             self.say(m.Token(output.request_id, output.token_id, output.exit_depth, output.logprob))
             if output.finished:
-                self._device_events()
                 self.reason[output.request_id] = str(output.finish_reason)
                 self.fire(output.request_id, "finish")
 
