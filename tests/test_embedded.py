@@ -266,7 +266,7 @@ def test_soft_exits_of_a_sure_gate_are_hard_ones(tmp_path: Path, scale: float, b
         model.weight("lm_head.weight").mul_(10)
         model.weight("model.early_exit_gate.weight").copy_(gate)
         model.weight("model.early_exit_gate.bias").fill_(bias)
-    batch = make_batch(random.Random(4), 12, tokens_per_step=4 * (4 * 12 + 3))
+    batch = make_batch(random.Random(4), 6, tokens_per_step=6 * (4 * 6 + 3))
     reference = Reference(oracle_folder(tmp_path, model))
     expected, depths = [], []
     for row, answer in zip(batch.tokens.tolist(), batch.answer.tolist(), strict=True):
@@ -283,7 +283,7 @@ def test_soft_exits_of_a_sure_gate_are_hard_ones(tmp_path: Path, scale: float, b
 
     same = np.isclose(depth.numpy(), depths, atol=0.01)
     assert same.mean() > 0.9, "bfloat16 may turn a close call, not a tenth of them"
-    assert np.median(np.abs(entropy.numpy() - expected)[same]) < 0.03
+    assert np.abs(entropy.numpy() - expected)[same].mean() < 0.02  # nats; 0.05 if deeper planes keep their own K and V
     assert len(set(depths)) == (2 if bias > 0 else 1 if bias < 0 else 4)
 
 

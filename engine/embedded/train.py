@@ -91,7 +91,7 @@ def main(argv: list[str] | None = None) -> int:
         prog="python -m engine.embedded.train",
         description="Train the embedded model from a seed on one CPU core; write checkpoint, tokenizer, prompts and "
         "a model card with measured figures.",
-        epilog="Half an hour or less on one core. A smoke test of the whole path, in a minute or two: --steps 3 "
+        epilog="About half an hour on one core. A smoke test of the whole path, in a minute or two: --steps 3 "
         "--per-shape 2; its model answers nothing, so the exit status is 1.",
     )
     parser.add_argument("--out", type=Path, required=True, help="folder to write; files in it are replaced")
