@@ -192,7 +192,7 @@ class CoordinatorCore:
         while tid in self.generations:
             before = self.records.state(tid, "Coordinator")
             outputs = self.records.follow(tid)
-            if not outputs:
+            if outputs is None:
                 break
             out += self._translate(tid, outputs)
             self._note(tid, before, now_s)
@@ -223,7 +223,7 @@ class CoordinatorCore:
             if isinstance(item, Message):
                 table = m.TO_PREFILL if item.to == "prefill" else m.TO_DECODE
                 out.append(ToWorker(item.to, self._message(tid, table[item.name], item)))
-            elif item.name != "nothing":
+            else:
                 out.append(item)
         return out
 

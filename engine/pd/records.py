@@ -52,19 +52,19 @@ class Records:
         outputs: Outputs = getattr(self.of[tid], event)(**fields)
         return outputs
 
-    def follow(self, tid: str) -> Outputs:
-        """Fire the first automatic event that the generation is ready for; empty when there is none.
+    def follow(self, tid: str) -> Outputs | None:
+        """Fire the first automatic event that the generation is ready for; None when there is none.
 
-        Call it again until it is empty, carrying out the outputs between: an event may enable the next.
+        Call it until it is None, carrying out the outputs between: an event may enable the next.
         """
         record = self.of.get(tid)
         if record is None:
-            return ()
+            return None
         for event in self.automatic:
             if getattr(record, f"can_{event}")():
                 outputs: Outputs = getattr(record, event)()
-                return outputs or _DONE
-        return ()
+                return outputs
+        return None
 
     def can(self, tid: str, event: str, **fields: Any) -> bool:
         """Whether the generation's machines would take `event` now."""
@@ -83,7 +83,3 @@ class Records:
             for name, value in self.of[tid].values().items()
             if name.startswith(prefix) and not name.endswith(".state") and value
         }
-
-
-_DONE: Outputs = (Effect("nothing"),)
-"""An event fired and asked for nothing: tells `follow`'s caller to go on."""

@@ -6,6 +6,7 @@ No decision is made here: what may be posted, activated or given back is asked o
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -31,7 +32,7 @@ class ProtocolError(RuntimeError):
     """A peer said something that the protocol excludes. The worker must stop: nothing is guessed."""
 
 
-class PDStageConnector:
+class PDStageConnector(ABC):
     """What both stages share: records, effects, device events, the peer, and what is still held."""
 
     machine = ""  # the retirement machine whose holds are reported
@@ -48,26 +49,26 @@ class PDStageConnector:
 
     # -- events ---------------------------------------------------------------------------------------
 
+    @abstractmethod
     def on_message(self, message: m.RequestMessage) -> None:
         """Take one message of the coordinator. Raises IllegalEvent where the protocol does not allow it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def tick(self) -> bool:
         """Bring in evidence and do one piece of work. False when there was nothing to do."""
-        raise NotImplementedError
 
+    @abstractmethod
     def connect(self, peer: m.Connect) -> None:
         """Learn of the peer."""
-        raise NotImplementedError
 
+    @abstractmethod
     def waiting_for_peer(self) -> bool:
         """Whether something of the peer is awaited, so that the loop should look often."""
-        raise NotImplementedError
 
     def fire(self, tid: str, event: str, **fields: Any) -> None:
         """Move a generation, carry out what follows, and go on while its machines have more to do."""
         self._carry_out(tid, self.records.fire(tid, event, **fields))
-        while outputs := self.records.follow(tid):
+        while (outputs := self.records.follow(tid)) is not None:
             self._carry_out(tid, outputs)
 
     def _carry_out(self, tid: str, outputs: Outputs) -> None:
@@ -84,12 +85,9 @@ class PDStageConnector:
         method: Callable[[str], None] = getattr(self, f"do_{effect.name}")
         return method
 
-    def do_nothing(self, tid: str) -> None:
-        """An internal event that asks for nothing."""
-
+    @abstractmethod
     def speak(self, tid: str, item: Message) -> None:
         """Send one protocol message, with the data that belongs to it."""
-        raise NotImplementedError
 
     def obligations(self) -> list[dict[str, Any]]:
         """Every generation with a hold that is not settled, with the names of its holds."""
