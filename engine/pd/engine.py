@@ -424,9 +424,9 @@ class PDEngine:
 
     def _require_open(self) -> None:
         if self.failure:
-            raise EngineFailed(self.failure)
+            raise EngineFailed(f"{self.failure}; close this engine and start a new one")
         if self.closed:
-            raise EngineFailed("the engine is closed")
+            raise EngineFailed("the engine is closed; start a new one")
 
     def _pump(self, timeout_s: float) -> None:
         """One round: read what is there, admit, end what is late, notice deaths."""

@@ -338,7 +338,7 @@ class PrefillStageConnector(PDStageConnector):
 
     def do_drop_unposted(self, tid: str) -> None:
         transfer = self.transfers[tid]
-        for posting in transfer.ready:
+        for posting in (*transfer.ready, *([transfer.staged] if transfer.staged is not None else [])):
             posting.handle.drop()
         transfer.ready.clear()
         transfer.staged = None
@@ -403,9 +403,7 @@ class DecodeStageConnector(PDStageConnector):
         worked |= self._device_events()
         worked |= self._close_endpoints()
         worked |= self._activate()
-        if self.core.has_runnable():
-            self._step()
-            worked = True
+        worked |= self._step()
         return worked or bool(self.work)
 
     def waiting_for_peer(self) -> bool:
@@ -445,9 +443,15 @@ class DecodeStageConnector(PDStageConnector):
             worked = True
         return worked
 
-    def _step(self) -> None:
-        """One decode batch. Every active generation may be in it, so each holds its pages until the event."""
-        stepping = tuple(tid for tid in self.active if self.records.can(tid, "step"))
+    def _step(self) -> bool:
+        """One decode batch. Every active generation may be in it, so each holds its pages until the event.
+
+        While a row that is being bound may not step, none does: its event is next.
+        """
+        self._device_events()
+        stepping = tuple(self.active)
+        if not self.core.has_runnable() or not all(self.records.can(tid, "step") for tid in stepping):
+            return False
         for tid in stepping:
             self.fire(tid, "step")
         outputs = self.core.step_tokens()
@@ -458,6 +462,7 @@ class DecodeStageConnector(PDStageConnector):
             if output.finished:
                 self.reason[output.request_id] = str(output.finish_reason)
                 self.fire(output.request_id, "finish")
+        return True
 
     def _close_endpoints(self) -> bool:
         """The writer is dead and reaped: take in what its connection still holds, then nothing of it can land."""
