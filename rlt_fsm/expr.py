@@ -395,7 +395,7 @@ class _Parser:
             return Const(token.text == "true", BOOL, token.at)
         if token.text == "none":
             return Const(NONE_VALUE, INT, token.at)
-        if token.text in ("all", "any", "sum", "add") and self.now.text == "(":
+        if token.text in ("all", "any", "sum", "count", "add") and self.now.text == "(":
             return self.call(token)
         if token.text in _KEYWORDS:
             raise self.fail("bad-expression", f"'{token.text}' cannot stand here", token.at, len(token.text))
@@ -432,6 +432,8 @@ class _Parser:
         del self.binders[-len(names) :]
         self.take(")")
         self.want(body, INT if token.text == "sum" else BOOL, f"the body of '{token.text}'")
+        if token.text == "count":  # how many: the sum of a one for each
+            return Quant("sum", tuple(names), ite(body, Const(1, INT), Const(0, INT)), INT, token.at)
         return Quant(token.text, tuple(names), body, INT if token.text == "sum" else BOOL, token.at)
 
     def name(self, token: _Token, expected: Type | None) -> Node:
@@ -689,7 +691,13 @@ def show(node: Node) -> str:
     if isinstance(node, Add):
         return f"add({node.of}, {node.item})"
     if isinstance(node, Quant):
-        return f"{node.kind}({', '.join(node.binders)}: {show(node.body)})"
+        binders, body = ", ".join(node.binders), node.body
+        ones = (
+            isinstance(body, Op) and body.op == "ite" and [getattr(a, "value", None) for a in body.args[1:]] == [1, 0]
+        )
+        if node.kind == "sum" and isinstance(body, Op) and ones:
+            return f"count({binders}: {show(body.args[0])})"
+        return f"{node.kind}({binders}: {show(body)})"
     one_of = _one_of(node)
     if one_of is not None:
         return f"{_wrap(one_of[0], 6)} in {{{', '.join(show(value) for value in one_of[1])}}}"

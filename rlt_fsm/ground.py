@@ -82,6 +82,7 @@ class Step:
     effects: tuple[str, ...]
     group: str  # action and instances: the unit of fairness
     fair: str
+    chosen: tuple[tuple[str, int], ...] = ()  # instances that the world picked for its effects
 
     @property
     def generation(self) -> int | None:
@@ -96,6 +97,7 @@ class Obligation:
     name: str
     pending: Node
     accepted: Node
+    index: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(slots=True)
@@ -112,7 +114,7 @@ class Flat:
 
     def formula(self, node: Node, binding: Mapping[str, int] | None = None) -> Node:
         """A property's formula over the flat variables."""
-        return _Grounder(self).expr(node, dict(binding or {}))
+        return Grounder(self).expr(node, dict(binding or {}))
 
     def properties(self) -> Iterator[tuple[str, Property, Node, Node | None]]:
         """(name, property, formula, target): a leads_to gives one per instance."""
@@ -134,11 +136,13 @@ def ground(
     """Spell the system out. A constant that `consts` does not give stays a symbol, and binds no budget."""
     flat = Flat(system, dict(sizes), dict(consts or {}))
     flat.symbols = {name: doc for name, doc in system.consts.items() if name not in flat.consts}
-    _Grounder(flat).build(dict(start or {}))
+    Grounder(flat).build(dict(start or {}))
     return flat
 
 
-class _Grounder:
+class Grounder:
+    """Spells one system out. The proof for any number of instances reads `quantified` and `exists` its own way."""
+
     def __init__(self, flat: Flat) -> None:
         self.flat = flat
         self.system = flat.system
@@ -157,17 +161,7 @@ class _Grounder:
         if isinstance(node, Op):
             return fold(Op(node.op, tuple(self.expr(a, binding) for a in node.args), node.type))
         if isinstance(node, Quant):
-            parts = []
-            for values in itertools.product(*(range(self.flat.sizes[b]) for b in node.binders)):
-                parts.append(self.expr(node.body, {**binding, **dict(zip(node.binders, values, strict=True))}))
-            if node.kind == "all":
-                return conj(*parts)
-            if node.kind == "any":
-                return disj(*parts)
-            total: Node = Const(0, INT)
-            for part in parts:
-                total = part if total == Const(0, INT) else fold(Op("+", (total, part), INT))
-            return total
+            return self.quantified(node, binding)
         if isinstance(node, Ref):
             if not node.index and not node.field:
                 if node.name in binding:
@@ -182,6 +176,24 @@ class _Grounder:
                 index.append(str(value.value))
             return self.ref(flat_name(node.name, index, node.field))
         raise TypeError(f"{node} cannot stand in a system expression")
+
+    def quantified(self, node: Quant, binding: dict[str, int]) -> Node:
+        """`all`, `any` or `sum`: one part for each choice of instances."""
+        parts = []
+        for values in itertools.product(*(range(self.flat.sizes[b]) for b in node.binders)):
+            parts.append(self.expr(node.body, {**binding, **dict(zip(node.binders, values, strict=True))}))
+        if node.kind == "all":
+            return conj(*parts)
+        if node.kind == "any":
+            return disj(*parts)
+        total: Node = Const(0, INT)
+        for part in parts:
+            total = part if total == Const(0, INT) else fold(Op("+", (total, part), INT))
+        return total
+
+    def exists(self, sort: str, value: int) -> Node:
+        """That there is such an instance; here all that are spelled out exist."""
+        return TRUE
 
     def ref(self, name: str) -> Ref:
         return Ref(name, (), "", self.flat.vars[name].type)
@@ -348,7 +360,7 @@ class _Grounder:
             )
         if not action.offered:
             pending = conj(when, self.alive(action.process))
-            flat.obligations.append(Obligation(f"handled:{label}", pending, disj(*guards)))
+            flat.obligations.append(Obligation(f"handled:{label}", pending, disj(*guards), tuple(binding.items())))
 
     def delivery_steps(self, name: str, r: int | None, place: int) -> None:
         channel = self.system.channels[name]
@@ -380,7 +392,7 @@ class _Grounder:
             "weak",
         )
         pending = conj(when, self.alive(channel.target))
-        self.flat.obligations.append(Obligation(f"handled:{label}", pending, disj(*guards)))
+        self.flat.obligations.append(Obligation(f"handled:{label}", pending, disj(*guards), tuple(binding.items())))
 
     def alive(self, process: str) -> Node:
         node = self.system.processes[process].alive
@@ -487,7 +499,8 @@ class _Grounder:
             for name, (choose, _), choice in zip(effects, choices, picked, strict=True):
                 effect = self.system.effects[name]
                 scope = {**({} if r is None else {self.system.generation: r}), **({choose: choice} if choose else {})}
-                test = conj(test, self.expr(effect.needs, scope))
+                there = self.exists(choose, choice) if choose else TRUE
+                test = conj(test, there, self.expr(effect.needs, scope))
                 self.assign(effect.set, scope, final)
             chosen = "".join(
                 f" {c}{v}" for (c, values), v in zip(choices, picked, strict=True) if c and len(values) > 1
@@ -510,6 +523,7 @@ class _Grounder:
                     tuple(effects),
                     group,
                     fair,
+                    tuple((c, v) for (c, _), v in zip(choices, picked, strict=True) if c),
                 )
             )
         return guards

@@ -805,6 +805,10 @@ class _SystemReader:
         suites = tuple(w.text for w in raw.words("suites")) or ("full",)
         properties = [name for name, _ in self.raw.pairs("properties")]
         asks = tuple(w.text for w in raw.words("asks") if self.known(w, properties, "property"))
+        if asks and raw.word("symmetry") == "true":
+            where = raw.entries["asks"].span
+            hint = "a run of one instance is lost where instances are renumbered: drop one of the two"
+            loader.error("symmetry-and-liveness", f"scope '{key}' has symmetry and asks for liveness", where, hint)
         return model.ScopeDef(
             key,
             sizes,
@@ -812,6 +816,7 @@ class _SystemReader:
             {k: v.text for k, v in raw.pairs("start")},
             suites,
             asks,
+            raw.word("symmetry") == "true",
             raw.word("doc"),
             self.raw.entries["scopes"].keys[key],
         )

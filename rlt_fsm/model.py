@@ -231,6 +231,7 @@ class ScopeDef:
     start: Mapping[str, str]  # shared instance -> the state it starts in
     suites: tuple[str, ...] = ("full",)
     asks: tuple[str, ...] = ()  # liveness properties to ask; empty: all
+    symmetry: bool = False  # states up to the numbering of instances; no liveness then
     doc: str = ""
     span: Span = NOWHERE
 

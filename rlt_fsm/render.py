@@ -304,6 +304,7 @@ def system_page(system: System, source: str = "../../spec/") -> str:
         for scope in system.scopes.values():
             sizes = ", ".join(f"{v} {k}" for k, v in scope.sizes.items())
             consts = ", ".join(f"{k} {v}" for k, v in scope.consts.items() if v)
+            sizes += ", up to numbering" if scope.symmetry else ""
             start = ", ".join(f"{k} {v}" for k, v in scope.start.items())
             rows.append([scope.name, sizes, consts, start, ", ".join(scope.suites), scope.doc])
         lines += _table(["Scope", "Sizes", "Constants", "Starts with", "Suites", "What it is for"], rows)

@@ -10,8 +10,9 @@ A file holds one header line per process, and after it one line per accepted eve
 
 `tid` is the generation, `to` the shared instance of an event that concerns no generation. A line with `given`
 and no event opens a generation whose givens differ from `record_given`. A line with neither process nor tid is
-the world's: a death, in the order of the process whose lines it stands among. `time` is one process's own clock,
-and is compared with no other.
+the world's: a death, in the order of the process whose lines it stands among. `time` is when the turn began in which
+the process took the event, by its own clock: it never decreases within a process, orders nothing, and is compared
+with no other process's.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import chain, count
+from itertools import chain
 from pathlib import Path
 from time import monotonic_ns
 from typing import Any
@@ -94,23 +95,43 @@ class Trace:
             yield from stream
 
 
-Item = tuple[int, int, str | None, str, tuple[int | bool, ...], str]  # time, number, tid, event, fields, to
-
-
 class TraceRing:
     """The last events of one process, in memory. Compiled classes append to it without a call into Python.
 
     When it is full the oldest event goes, and is counted: such a trace can be looked at, but not judged.
+
+    Time is of a turn, not of an event: a turn is what has come from outside and all that the process does about it
+    at once. The shell begins one with `turn`; so do `make_record`, an event fired by name, and a line of the world.
+    An event bears the time at which its turn began. What orders events is their place in the ring.
     """
 
-    def __init__(self, capacity: int) -> None:
-        """capacity: events kept; each takes some 200 bytes."""
+    __slots__ = (
+        "append",
+        "capacity",
+        "clock",
+        "fields",
+        "given",
+        "items",
+        "now",
+        "process",
+        "record_given",
+        "spec",
+        "start",
+        "written",
+    )
+
+    def __init__(self, capacity: int, clock: Callable[[], int] = monotonic_ns) -> None:
+        """capacity: events kept; each takes 24 bytes, more if it has fields. clock: in ns, real or virtual."""
         if capacity < 1:
             raise ValueError(f"a trace ring needs room for at least one event, not {capacity}")
         self.capacity = capacity
-        self.items: deque[Item] = deque(maxlen=capacity)
-        self.append: Callable[[Item], None] = self.items.append
-        self.tick: Callable[[], int] = count().__next__
+        self.clock = clock
+        self.now = clock()  # when this turn began
+        self.written = 0  # lines so far, whether or not they are still here
+        # Three entries a line, so that an event makes no object that the garbage collector would have to visit:
+        # its time, its tid (None: the world's), and (event, to, *values of its fields), which ends the line.
+        self.items: deque[Any] = deque(maxlen=3 * capacity)
+        self.append: Callable[[Any], None] = self.items.append
         self.process, self.spec = "", ""
         self.given: dict[str, dict[str, int]] = {}
         self.record_given: dict[str, int] = {}
@@ -136,27 +157,45 @@ class TraceRing:
         self.given = {name: dict(values) for name, values in given.items()}
         self.record_given, self.start, self.fields = dict(record_given), dict(start), dict(fields)
 
+    def turn(self) -> None:
+        """Begin a turn: read the clock for the events from here on."""
+        self.now = self.clock()
+
     def open(self, tid: str, given: Mapping[str, int]) -> None:
         """Write that a generation begins with these givens."""
-        names = tuple(given)
-        self.fields["", ""] = names
-        self.append((monotonic_ns(), self.tick(), tid, "", tuple(given.values()), ""))
+        self.fields["", ""] = tuple(given)
+        self._write(tid, ("", "", *given.values()))
 
     def world(self, action: str) -> None:
         """Write that the world did something that no process takes as an event, such as `crash_prefill`."""
-        self.append((monotonic_ns(), self.tick(), None, action, (), ""))
+        self.turn()
+        self._write(None, (action, ""))
+
+    def _write(self, tid: str | None, what: tuple[str | int, ...]) -> None:
+        self.written += 1
+        self.items.extend((self.now, tid, what))
+
+    def _lines(self) -> Iterator[tuple[int, str | None, tuple[Any, ...]]]:
+        """Each whole line. An interrupt can strike between two entries of one: what it left is passed over here."""
+        line: list[Any] = []
+        for entry in self.items:
+            line.append(entry)
+            if entry.__class__ is tuple:
+                if len(line) >= 3:
+                    yield line[-3], line[-2], entry
+                line.clear()
 
     def __len__(self) -> int:
-        return len(self.items)
+        return sum(1 for _ in self._lines())
 
     @property
     def dropped(self) -> int:
-        """Events that had to go because the ring was full."""
-        return self.items[-1][1] + 1 - len(self.items) if self.items else 0
+        """Events that are not here: they had to go because the ring was full, or an interrupt cut them short."""
+        return self.written - len(self)
 
     def events(self) -> Iterator[TraceEvent]:
         """What is here, oldest first."""
-        for time, _, tid, event, values, to in self.items:
+        for time, tid, (event, to, *values) in self._lines():
             if tid is None:
                 yield TraceEvent(time=time, event=event)
                 continue
@@ -164,7 +203,7 @@ class TraceRing:
             if event:
                 yield TraceEvent(time=time, process=self.process, tid=tid, to=to, event=event, fields=named)
             else:
-                yield TraceEvent(time=time, process=self.process, tid=tid, given={k: int(v) for k, v in named.items()})
+                yield TraceEvent(time=time, process=self.process, tid=tid, given=named)
 
     def header(self, process: str = "", incarnation: str = "", spec: str = "") -> Header:
         """The header line; `process` and `spec` as bound, unless said here."""
@@ -177,7 +216,7 @@ class TraceRing:
             given=self.given,
             record_given=self.record_given,
             start=self.start,
-            events=len(self.items),
+            events=len(self),
             dropped=self.dropped,
         )
 

@@ -74,26 +74,70 @@ EDITS = (
     send: {prefill: cancel, decode: cancel}""",
         """    to: safe
     when: {p_works: 'Coordinator.state in {prefilling, committed}'}
-    send: {prefill: cancel, decode: [cancel, cancel_safe]}""",
+    send: {prefill: cancel, decode: [cancel, {cancel_safe: {count: '0'}}]}""",
         ("no_write_after_reuse",),
     ),
     Edit(
         "a_dead_writer_taken_for_a_safe_one",
         "cancellation.yaml",
         "{on: lose_prefill, from: requested, to: fenced, send: {decode: fence}}",
-        "{on: lose_prefill, from: requested, to: safe, send: {decode: cancel_safe}}",
+        "{on: lose_prefill, from: requested, to: safe, send: {decode: {cancel_safe: {count: '0'}}}}",
         ("no_write_after_reuse",),
     ),
     Edit(
         "a_late_cancel_waits_for_a_release_that_came",
         "cancellation.yaml",
         """    to: safe
-    when: {p_acknowledged: 'Coordinator.state in {received, decoding}', p_released: Coordinator.source_released}
-    send: {decode: [cancel, cancel_safe]}""",
+    when: {d_has_all: 'Coordinator.state in {received, decoding}'}
+    send: {decode: cancel}
+    doc: P has its ack""",
         """    to: requested
-    when: {p_acknowledged: 'Coordinator.state in {received, decoding}', p_released: Coordinator.source_released}
-    send: {decode: cancel}""",
-        ("every_request_retires", "all_can_retire"),
+    when: {d_has_all: 'Coordinator.state in {received, decoding}'}
+    send: {prefill: cancel, decode: cancel}
+    doc: P has its ack""",
+        ("every_request_retires", "all_can_retire", "handled:to_prefill.cancel"),
+    ),
+    Edit(
+        "a_local_done_taken_for_delivery",
+        "handoff.yaml",
+        "when: {count_known: committed, all_heard: heard == expected, awaited: DestinationRetirement.writers}",
+        "when: {count_known: committed, awaited: DestinationRetirement.writers}",
+        ("no_write_after_reuse",),
+    ),
+    Edit(
+        "a_cancel_taken_for_the_end_of_writing",
+        "handoff.yaml",
+        "when: {count_known: committed, all_heard: heard == expected, awaited: DestinationRetirement.writers}",
+        "when: {all_heard: heard == expected, awaited: DestinationRetirement.writers}",
+        ("no_write_after_reuse",),
+    ),
+    Edit(
+        "notifications_dropped_after_a_cancel",
+        "handoff.yaml",
+        """    from: [receiving, over]
+    when: {first_time: seq not in seen}
+    set: {heard: heard + 1, seen: 'add(seen, seq)'}""",
+        """    from: [receiving, over]
+    when: {first_time: seq not in seen}
+    set: {heard: heard if DestinationRetirement.state == retiring else heard + 1, seen: 'add(seen, seq)'}""",
+        ("all_can_retire", "every_request_retires"),
+    ),
+    Edit(
+        "no_fence_once_p_has_settled",
+        "cancellation.yaml",
+        """    from: safe
+    to: fenced
+    send: {decode: fence}""",
+        """    from: safe
+    to: fenced""",
+        ("all_can_retire", "every_request_retires"),
+    ),
+    Edit(
+        "a_suspended_request_keeps_its_slot_for_ever",
+        "lifecycle.yaml",
+        "  - {on: suspend, from: open, set: {free: free + 1}}",
+        "  - {on: suspend, from: open}",
+        ("slots_are_conserved",),
     ),
     Edit(
         "activation_before_all_notifications",

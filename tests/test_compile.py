@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import ast
 import gc
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from walks import Walk, long_walk, rare_faults, scope_walk
 
-from rlt_fsm.compile import INDEX_MAX, Effect, Message, compile_machine, compile_process
-from rlt_fsm.errors import IllegalEvent, SpecError
+from rlt_fsm import codegen
+from rlt_fsm import compile as compile_module
+from rlt_fsm.compile import INDEX_MAX, CompiledProcess, Effect, Message, compile_machine, compile_process
+from rlt_fsm.errors import KINDS, IllegalEvent, SpecError
 from rlt_fsm.expr import BOOL, Const, Ref, Seen, evaluate
 from rlt_fsm.load import load
 from rlt_fsm.model import Ignore, System
@@ -63,15 +68,23 @@ def _machine(system: System, instance: str) -> str:
     return name
 
 
+@cache
+def with_cases_in_line(process: str, cases: int) -> CompiledProcess:
+    """A process whose methods tell so many cases apart by themselves; with more, they go by tables."""
+    with patch.object(codegen, "CASES_IN_LINE", cases):
+        return compile_process(SYSTEM, process)
+
+
+@pytest.mark.parametrize("cases", [1, codegen.CASES_IN_LINE])
 @pytest.mark.parametrize("process", SYSTEM.processes)
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
-def test_any_state_any_event_as_the_reference_reading_says(process: str, data: st.DataObject) -> None:
+def test_any_state_any_event_as_the_reference_reading_says(process: str, cases: int, data: st.DataObject) -> None:
     """Goal: equality also where no run comes. Method: set all variables at random, fire any event, compare.
 
     The oracle reads the tables with `evaluate`: first row that holds per machine, all values from before.
     """
-    compiled = compile_process(SYSTEM, process)
+    compiled = with_cases_in_line(process, cases)
     instances = {i.name: i for i in (*compiled.record_class.plan.instances, *compiled.shared_class.plan.instances)}
     shared_given = {s.name: dict.fromkeys(s.given, 3) for s in SYSTEM.processes[process].shared.values()}
     shared = compiled.make_shared(shared_given)
@@ -197,6 +210,45 @@ effects: {ring: {doc: Ring.}}
 """
 
 
+@pytest.mark.parametrize(
+    ("event", "after", "sent"),
+    [("forth", (5, 20), ()), ("back", (5, 20), ()), ("tell", (5, 30), (20,)), ("grow", (21, 21), (20,))],
+)
+def test_an_update_never_sees_another_update(
+    event: str, after: tuple[int, ...], sent: tuple[int, ...], tmp_path: Path
+) -> None:
+    """Goal: `set` and `send` read values from before, in any order. Method: what one row reads, once, it also sets."""
+    (tmp_path / "chain.yaml").write_text(CHAIN, encoding="utf-8")
+    spec = load([tmp_path])
+    compiled = compile_process(spec.need_system(), "one")
+    for made in (compiled.make_record(compiled.make_shared({}), "g"), compile_machine(spec.machines["Chain"])()):
+        made.Chain_x, made.Chain_y = 20, 30
+        out = made.fire(event)
+
+        assert (made.Chain_x, made.Chain_y) == after
+        assert out == tuple(Message("one", "told", {"x": x}) for x in sent)
+
+
+CHAIN = """
+machine: Chain
+per: generation
+doc: Two numbers.
+vars: {x: {type: counter, doc: A number.}, y: {type: counter, doc: A number.}}
+states: {only: {initial: true}}
+transitions:
+  - {on: forth, from: only, set: {x: '5', y: x}}
+  - {on: back, from: only, set: {y: x, x: '5'}}
+  - {on: tell, from: only, set: {x: '5'}, send: {one: {told: {x: x}}}}
+  - {on: grow, from: only, set: {x: x + 1, y: x + 1}, send: {one: {told: {x: x}}}}
+---
+system: chain
+doc: One machine.
+instances: {r: {of: generation}}
+processes: {one: {machines: [Chain]}}
+channels: {loop: {from: one, to: one, per: r, messages: [told]}}
+"""
+
+
 def test_a_refusal_changes_nothing_and_says_why() -> None:
     """Goal: IllegalEvent names each false conjunct with its values. Method: post with nothing ready, quarantined."""
     compiled = compile_process(SYSTEM, "prefill")
@@ -235,11 +287,14 @@ def test_a_refusal_by_the_last_machine_undoes_the_others() -> None:
 def test_can_tells_a_move_from_an_ignored_event() -> None:
     """Goal: `can` is False where every machine only ignores. Method: a second cancel, which does nothing."""
     compiled = compile_process(SYSTEM, "coordinator")
-    record = compiled.make_record(compiled.make_shared(CREDITS), "g1")
+    shared = compiled.make_shared(CREDITS, start={"prefill_worker": "serving", "decode_worker": "serving"})
+    record = compiled.make_record(shared, "g1")
     record.submit()
+    record.admit()
 
     assert record.can_cancel() and record.can("cancel")
-    assert record.cancel() == ()
+    assert record.cancel() != ()
+    assert record.state("Coordinator") == "closing"
     assert not record.can_cancel() and record.cancel() == ()
 
 
@@ -346,6 +401,17 @@ def test_a_field_that_cannot_be_a_parameter(tmp_path: Path) -> None:
     (tmp_path / "swap.yaml").write_text(SWAP.replace("by:", "self:").replace("+ by", "+ self"), encoding="utf-8")
     with pytest.raises(SpecError, match="self"):
         compile_process(load([tmp_path]).need_system(), "one")
+
+
+def test_every_refusal_to_compile_is_of_a_documented_kind() -> None:
+    """Goal: a reader can look up what the compiler says. Method: each word given to `stop` is in the table."""
+    said: set[str] = set()
+    for module in (codegen, compile_module):
+        for node in ast.walk(ast.parse(Path(str(module.__file__)).read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "stop":
+                said.add(ast.literal_eval(node.args[0]))
+
+    assert said and said <= set(KINDS)
 
 
 def test_an_addressed_event_cannot_read_a_generation(tmp_path: Path) -> None:

@@ -113,7 +113,7 @@ def complete(talk: Talk, tid: str) -> None:
     assert talk.hear(m.PrefillComplete(tid)) == []
     assert talk.hear(m.CommitToCoordinator(tid, 2)) == ["decode:CommitToDecode"]
     assert talk.hear(m.Received(tid)) == ["prefill:Ack"]
-    for message in (m.SourceReleased(tid), m.Activated(tid), m.Finished(tid, "stop"), m.DestinationReleased(tid)):
+    for message in (m.SourceReleased(tid, 2), m.Activated(tid), m.Finished(tid, "stop"), m.DestinationReleased(tid)):
         assert talk.hear(message) == []
 
 
@@ -145,7 +145,7 @@ def test_a_cancel_before_the_reservation_reply_never_reaches_prefill() -> None:
     assert talk.core.credits() == {"source": 8, "destination": 8, "compute": 2, "live": 0}
 
 
-def test_a_cancel_after_p_released_tells_decode_at_once() -> None:
+def test_a_cancel_after_p_released_needs_only_to_reach_decode() -> None:
     """Goal: the trap of the late cancel. Method: P's release first, then the cancel."""
     talk = Talk()
     talk.submit("a")
@@ -156,9 +156,21 @@ def test_a_cancel_after_p_released_tells_decode_at_once() -> None:
         m.Received("a"),
     ):
         talk.hear(message)
-    talk.hear(m.SourceReleased("a"))
+    talk.hear(m.SourceReleased("a", 1))
 
-    assert said(talk.core.cancel("a", "abort", talk.tick())) == ["decode:Cancel", "decode:CancelSafe"]
+    assert said(talk.core.cancel("a", "abort", talk.tick())) == ["decode:Cancel"]  # it has its own evidence
+
+
+def test_decode_is_told_how_many_writes_to_hear_of_after_a_cancel() -> None:
+    """Goal: P's count reaches D. Method: cancel while P works, then let P say what it had posted."""
+    talk = Talk()
+    talk.submit("a")
+    talk.hear(m.Reserved("a", [[0]], 0, 0))
+    assert said(talk.core.cancel("a", "abort", talk.tick())) == ["prefill:Cancel", "decode:Cancel"]
+
+    (told,) = talk.core.handle(m.SourceReleased("a", 3), talk.tick())
+
+    assert told == ToWorker("decode", m.CancelSafe("a", 3))
 
 
 def test_late_and_foreign_messages_change_nothing() -> None:
@@ -168,7 +180,7 @@ def test_late_and_foreign_messages_change_nothing() -> None:
     complete(talk, "a")
     before = talk.core.credits()
 
-    for message in (m.Reserved("a", [[0]], 0, 0), m.SourceReleased("a"), m.Finished("zzz", "stop")):
+    for message in (m.Reserved("a", [[0]], 0, 0), m.SourceReleased("a", 2), m.Finished("zzz", "stop")):
         assert talk.hear(message) == []
     assert talk.core.cancel("a", "abort", talk.tick()) == []
     assert talk.core.credits() == before

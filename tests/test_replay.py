@@ -62,7 +62,12 @@ def find(trace: Trace, process: str, name: str, which: int = 0) -> int:
     return [i for i, line in enumerate(trace.streams[process]) if line.event.event == name][which]
 
 
-SUMS = {"credits_are_promises", "slots_are_conserved", "compute_credits_are_conserved"}  # over all generations
+SUMS = {
+    "source_credits_are_promises",
+    "credits_are_promises",
+    "slots_are_conserved",
+    "compute_credits_are_conserved",
+}  # over all generations
 
 
 @pytest.mark.parametrize("scope", SYSTEM.scopes)
@@ -292,7 +297,8 @@ def test_more_partitions_of_a_chunk_are_more_of_the_same() -> None:
     d_names += [("notified", {"seq": n}) for n in (3, 1, 0, 2)] + [("receive", {})]
     d_lines = [Line(event(name, "decode", **fields)) for name, fields in d_names]
     c_names = ["submit", "admit", "reserved", "prefill_complete", "commit", "received", "source_released"]
-    c_lines = [Line(event(name, "coordinator", **({"count": 4} if name == "commit" else {}))) for name in c_names]
+    counted = ("commit", "source_released")
+    c_lines = [Line(event(name, "coordinator", **({"count": 4} if name in counted else {}))) for name in c_names]
     trace = Trace(HANDOFF.headers, {"coordinator": c_lines, "prefill": p_lines, "decode": d_lines})
 
     assert replay(SPEC, trace).ok, replay(SPEC, trace).show()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,47 @@ def test_a_file_says_what_happened(tmp_path: Path) -> None:
         {"event": "crash_prefill"},
     ]
     assert times == sorted(times) and times[0] > 0
+
+
+def test_time_is_of_a_turn_by_the_clock_that_was_given() -> None:
+    """Goal: events bear when their turn began; no other clock is read. Method: one that counts.
+
+    What begins a turn reads the clock once; the methods of events never do.
+    """
+    ticks = count(100)
+    ring = TraceRing(20, clock=lambda: next(ticks))  # 100 is read when the ring is made
+    shared = coordinator(ring)
+    compiled = compile_process(SYSTEM, "coordinator")
+    first, second = (compiled.make_record(shared, tid) for tid in ("g1", "g2"))  # 101, 102
+    first.submit()
+    first.cancel()
+    ring.turn()  # 103
+    shared.prefill_worker_is_ready()
+    shared.fire("decode_worker", "is_ready")  # 104
+    second.fire("submit")  # 105
+    ring.world("crash_prefill")  # 106
+
+    assert [e.time for e in ring.events()] == [102, 102, 103, 104, 105, 106]
+    assert next(ticks) == 107
+
+
+@pytest.mark.parametrize("entries", [1, 2])
+def test_an_interrupt_in_the_middle_of_a_line_is_a_dropped_event(entries: int) -> None:
+    """Goal: half a line is neither shown nor passed over in silence. Method: write only its first entries."""
+    ring = TraceRing(3)
+    shared = coordinator(ring)
+    compiled = compile_process(SYSTEM, "coordinator")
+    compiled.make_record(shared, "g0").submit()
+    ring.written += 1
+    ring.items.extend((ring.now, "half")[:entries])
+    compiled.make_record(shared, "g1").submit()
+
+    assert [(e.tid, e.event) for e in ring.events()] == [("g0", "submit"), ("g1", "submit")]
+    assert ring.dropped == 1 and ring.header().events == len(ring) == 2
+    for number in (2, 3):
+        compiled.make_record(shared, f"g{number}").submit()
+
+    assert [e.tid for e in ring.events()] == ["g1", "g2", "g3"][-len(ring) :] and ring.dropped == 5 - len(ring)
 
 
 def test_a_refused_event_is_not_written() -> None:

@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlt_fsm.expr import BOOL, Const, Node, conj, neg
+from rlt_fsm.expr import BOOL, Const, Node, conj, neg, refs
 from rlt_fsm.ground import Flat
 from verification.result import Move, Result, Trace
 from verification.slicing import Sliced, slice_scope
 from verification.store import StateStore
+from verification.symmetry import Symmetry
 from verification.vector import Column, Layout, Program, Update, initial_values
 
 CHUNK = 1 << 14
@@ -37,18 +40,28 @@ class Graph:
     source: NDArray[np.int32]
     target: NDArray[np.int32]
     step: NDArray[np.int16]
+    edges: Any = None  # the edges by source, once liveness.py has sorted them
+    renumbering: Symmetry | None = None  # states are kept up to this
 
     def evaluate(self, node: Node) -> NDArray[np.bool_]:
         """The truth of a formula in every state."""
-        folded = self.sliced.fold(node)
-        if isinstance(folded, Const):
-            return np.full(self.store.count, bool(folded.value))
-        out = np.empty(self.store.count, bool)
-        program = Program(self.layout, [folded])
+        return self.evaluate_all([node])[0]
+
+    def evaluate_all(self, nodes: Sequence[Node]) -> list[NDArray[np.bool_]]:
+        """The truth of several formulas in every state, in one pass over the states."""
+        folded = [self.sliced.fold(node) for node in nodes]
+        out = [np.full(self.store.count, isinstance(f, Const) and bool(f.value)) for f in folded]
+        asked = [(f, truth) for f, truth in zip(folded, out, strict=True) if not isinstance(f, Const)]
+        if not asked:
+            return out
+        names = {r.name for f, _ in asked for r in refs(f)}
+        program = Program(self.layout, [f for f, _ in asked])
         for low in range(0, self.store.count, CHUNK):
             rows = self.store.rows[low : min(low + CHUNK, self.store.count)]
-            columns = list(self.layout.columns(rows).values())
-            out[low : low + len(rows)] = program.run(columns, len(rows))[0]
+            known = self.layout.columns(rows, names)
+            columns: list[Any] = [known.get(name) for name in self.layout.fields]
+            for (_, truth), value in zip(asked, program.run(columns, len(rows)), strict=True):
+                truth[low : low + len(rows)] = value
         return out
 
     def path(self, state: int) -> list[tuple[int, int]]:
@@ -65,11 +78,27 @@ class Graph:
         moves: list[Move] = []
         before = self.layout.unpack(self.store.rows[0])
         for place, after_id in stem + (more or []):
-            after = self.layout.unpack(self.store.rows[after_id])
+            if self.renumbering is None:
+                after = self.layout.unpack(self.store.rows[after_id])
+            else:
+                place, after = self._next(before, self.store.rows[after_id])
             changed = {k: (before[k], after[k]) for k in after if after[k] != before[k]}
             moves.append(Move(self.flat.steps[place].label, place, changed))
             before = after
         return Trace(tuple(moves), len(stem) if loop else None, before)
+
+    def _next(self, before: dict[str, int], kept: NDArray[np.uint64]) -> tuple[int, dict[str, int]]:
+        """A step from `before`, and its state, of which `kept` is the renumbering that was stored."""
+        assert self.renumbering is not None
+        row = self.layout.pack(before)
+        columns = self.layout.columns(row)
+        guards = Program(self.layout, [step.guard for _, step in self.sliced.steps])
+        for (place, step), truth in zip(self.sliced.steps, guards.run(list(columns.values()), 1), strict=True):
+            if truth[0]:
+                after, _ = Update(self.layout, step).apply(row, np.zeros(1, np.int64), columns)
+                if (self.renumbering.canonical(after)[0] == kept).all():
+                    return place, self.layout.unpack(after[0])
+        raise AssertionError("no step leads to the state that was stored: the symmetry is not one")
 
 
 @dataclass(slots=True)
@@ -93,15 +122,22 @@ def search(
     progress: bool = False,
     lemmas: bool = True,
     only: set[str] | None = None,
+    symmetry: bool = False,
+    max_bytes: int = 8 << 30,
 ) -> Search:
     """Explore `flat` to the end, or to the first violation.
 
-    max_states: above it the answer is Unknown. counter_bits: width of a counter's field; a value that
-    does not fit gives Unknown with the variable's name, a negative one is a violation `bounds`.
+    max_states, max_bytes: above either (states, tables and edges) the answer is Unknown. counter_bits: width of a
+    counter's field; a value that does not fit gives Unknown with the variable's name, a negative one is a violation
+    `bounds`. symmetry: keep one of the states that differ only in the numbering of instances (symmetry.py).
+    Raises ValueError for symmetry together with edges, since liveness would not be sound.
     """
+    if symmetry and edges:
+        raise ValueError("a search with symmetry keeps no edges: liveness over renumbered states is not sound")
     started = time.perf_counter()
     sliced = slice_scope(flat)
-    layout = Layout(sliced.vars.values(), counter_bits)
+    renumbering = Symmetry(flat, sliced.vars.values(), counter_bits) if symmetry else None
+    layout = renumbering.layout if renumbering is not None else Layout(sliced.vars.values(), counter_bits)
     checks: list[tuple[str, str, Node]] = []  # (name, kind, condition that must hold)
     for name, item, formula, _ in flat.properties():
         if item.kind == "always" or (item.kind == "lemma" and lemmas):
@@ -194,6 +230,8 @@ def search(
         done = high
         if successors:
             batch = np.concatenate(successors)
+            if renumbering is not None:
+                batch = renumbering.canonical(batch)
             origin = np.concatenate(froms)
             number_of = np.concatenate(steps)
             transitions += len(batch)
@@ -209,14 +247,18 @@ def search(
                 out_source.append(origin.astype(np.int32))
                 out_target.append(ids.astype(np.int32))
                 out_step.append(number_of)
-        if store.count > max_states and not unknown:
+        held = store.nbytes() + parent.nbytes + via.nbytes + (10 * transitions if edges else 0)
+        if store.count > max_states:
             unknown = f"more than {max_states:,} states"
+        elif held > max_bytes:
+            unknown = f"{store.count:,} states need more than {max_bytes / 1e9:.1f} GB"
         now = time.perf_counter()
         if progress and now - last_shown > 2:
             last_shown = now
             rate = store.count / (now - started)
             print(
-                f"  {scope}: {store.count:,} states, {store.count - done:,} to go, depth {depth}, {rate:,.0f} states/s",
+                f"  {scope}: {store.count:,} states, {store.count - done:,} to go, depth {depth}, "
+                f"{rate:,.0f} states/s, {held / 1e6:,.0f} MB",
                 file=sys.stderr,
             )
 
@@ -227,7 +269,7 @@ def search(
         "depth": depth,
         "seconds": round(seconds, 3),
         "bits": layout.bits,
-        "memory_mb": round((store.nbytes() + parent.nbytes + via.nbytes) / 1e6, 1),
+        "memory_mb": round((store.nbytes() + parent.nbytes + via.nbytes + (10 * transitions if edges else 0)) / 1e6, 1),
     }
     empty32, empty16 = np.empty(0, np.int32), np.empty(0, np.int16)
     graph = Graph(
@@ -240,6 +282,7 @@ def search(
         np.concatenate(out_source) if out_source else empty32,
         np.concatenate(out_target) if out_target else empty32,
         np.concatenate(out_step) if out_step else empty16,
+        renumbering=renumbering,
     )
     refuted = {r.name for r in results}
     if violation is not None:
@@ -271,11 +314,9 @@ def _why(flat: Flat, name: str, kind: str) -> str:
 
 def _below_zero(update: Update, name: str, columns: dict[str, Column], idx: NDArray[np.int64]) -> int | None:
     """The first row in which the variable would go below its lowest value, if any."""
-    from verification.vector import evaluate_columns
-
     for place, value, names in update.computed:
         if place.var.name == name and place.var.type != BOOL:
-            new = evaluate_columns(value, {n: columns[n][idx] for n in names})
+            new = np.atleast_1d(update.new(place, value, names, columns, idx))
             low = np.flatnonzero(new < place.var.lo)
             if low.size:
                 return int(idx[low[0]])

@@ -23,11 +23,52 @@ from verification.explicit import Graph
 from verification.result import Result
 
 Bools = NDArray[np.bool_]
+Places = NDArray[np.int64]
+
+
+class Edges:
+    """The edges of a graph by the state that they leave (or, turned round, that they enter)."""
+
+    def __init__(self, source: NDArray[np.int32], target: NDArray[np.int32], states: int) -> None:
+        self.order: Places = np.argsort(source, kind="stable")
+        self.source, self.target = source[self.order], target[self.order]
+        self.starts: Places = np.searchsorted(self.source, np.arange(states + 1))
+
+    def of(self, states: Places) -> Places:
+        """The places, in sorted order, of all edges of `states`."""
+        low = self.starts[states]
+        counts = self.starts[states + 1] - low
+        total = int(counts.sum())
+        if not total:
+            return np.empty(0, np.int64)
+        return np.repeat(low - np.cumsum(counts) + counts, counts) + np.arange(total)
+
+    def closure(self, seed: Bools, inside: Bools | None = None) -> Bools:
+        """Everything reachable from `seed` along the edges, through states `inside` only."""
+        reached = seed.copy()
+        first = np.zeros(len(seed), np.int64)  # which of several edges found a state
+        frontier: Places = np.flatnonzero(reached)
+        while frontier.size:
+            hit = self.target[self.of(frontier)]
+            hit = hit[~reached[hit]] if inside is None else hit[~reached[hit] & inside[hit]]
+            number = np.arange(hit.size)
+            first[hit] = number
+            frontier = hit[first[hit] == number].astype(np.int64)
+            reached[frontier] = True
+        return reached
+
+
+def edges_of(graph: Graph) -> Edges:
+    """The graph's edges by source, sorted once."""
+    if graph.edges is None:
+        graph.edges = Edges(graph.source, graph.target, graph.store.count)
+    found: Edges = graph.edges
+    return found
 
 
 def possible(graph: Graph, name: str, goal: Bools, scope: str) -> Result:
     """Can `goal` be reached from every reachable state?"""
-    can = _closure(goal, graph.target, graph.source)
+    can = Edges(graph.target, graph.source, graph.store.count).closure(goal)
     stuck = np.flatnonzero(~can)
     if not stuck.size:
         return Result(name, "possible", "explicit", scope, "proved", figures={"states": graph.store.count})
@@ -45,15 +86,13 @@ def possible(graph: Graph, name: str, goal: Bools, scope: str) -> Result:
 def leads_to(graph: Graph, name: str, start: Bools, goal: Bools, scope: str) -> Result:
     """Does every fair run that has `start` have `goal` then or later?"""
     inside = ~goal
-    edge_in = inside[graph.source] & inside[graph.target]
-    source, target, step = graph.source[edge_in], graph.target[edge_in], graph.step[edge_in]
-    region = _closure(start & inside, source, target)
-    component = _fair_component(graph, region, source, target, step)
+    region = edges_of(graph).closure(start & inside, inside)
+    component = _fair_component(graph, region)
     if component is None:
         return Result(name, "leads_to", "explicit", scope, "proved", figures={"states": int(region.sum())})
     states = np.flatnonzero(component)
     at = int(states[0])
-    cycle = _cycle(at, component, source, target, step)
+    cycle = _cycle(graph, at, component)
     groups = sorted({graph.flat.steps[place].label for place, _ in cycle})
     why = f"a fair run stays among {states.size:,} states for ever"
     why += f", through {', '.join(groups)}" if cycle else ": nothing that must happen is enabled there"
@@ -62,74 +101,59 @@ def leads_to(graph: Graph, name: str, start: Bools, goal: Bools, scope: str) -> 
 
 def check(graph: Graph, scope: str) -> list[Result]:
     """Every `possible` and `leads_to` property of the system."""
+    asked = [p for p in graph.flat.properties() if p[1].kind in ("possible", "leads_to")]
+    nodes = []
+    for _, _, formula, target in asked:
+        nodes += [formula] if target is None else [conj(formula, neg(target)), target]
+    truths = iter(graph.evaluate_all(nodes))
     out = []
-    for name, item, formula, target in graph.flat.properties():
+    for name, item, _, _ in asked:
         if item.kind == "possible":
-            out.append(possible(graph, name, graph.evaluate(formula), scope))
-        elif item.kind == "leads_to":
-            assert target is not None
-            start = graph.evaluate(conj(formula, neg(target)))
-            out.append(leads_to(graph, name, start, graph.evaluate(target), scope))
+            out.append(possible(graph, name, next(truths), scope))
+        else:
+            out.append(leads_to(graph, name, next(truths), next(truths), scope))
     return out
 
 
-def _closure(seed: Bools, source: NDArray[np.int32], target: NDArray[np.int32]) -> Bools:
-    """Everything reachable from `seed` along the edges."""
-    reached = seed.copy()
-    order = np.argsort(source, kind="stable")
-    ends = target[order]
-    starts = np.searchsorted(source[order], np.arange(len(seed) + 1))
-    frontier: NDArray[np.intp] = np.flatnonzero(reached)
-    while frontier.size:
-        counts = starts[frontier + 1] - starts[frontier]
-        total = int(counts.sum())
-        if not total:
-            break
-        offsets = np.repeat(starts[frontier] - np.concatenate([[0], np.cumsum(counts)[:-1]]), counts)
-        hit = ends[offsets + np.arange(total)]
-        frontier = np.unique(hit[~reached[hit]]).astype(np.intp)
-        reached[frontier] = True
-    return reached
+def _fair_component(graph: Graph, region: Bools) -> Bools | None:
+    """The states of some component that carries a fair run inside `region`, or None.
 
-
-def _fair_component(
-    graph: Graph,
-    region: Bools,
-    source: NDArray[np.int32],
-    target: NDArray[np.int32],
-    step: NDArray[np.int16],
-) -> Bools | None:
-    """The states of some component that carries a fair run inside `region`, or None."""
-    groups: dict[str, int] = {}
-    group_of = np.full(len(graph.flat.steps), -1, np.int64)
-    strong: list[bool] = []
-    for place, item in enumerate(graph.flat.steps):
-        if item.fair:
-            number = groups.setdefault(item.group, len(groups))
-            if number == len(strong):
-                strong.append(item.fair == "strong")
-            group_of[place] = number
-    is_strong = np.array(strong, bool)
-    count = len(groups)
-    # which fair groups are enabled in which states of the region: from every edge, also those that leave it
-    relevant = region[graph.source] & (group_of[graph.step] >= 0)
-    pairs = np.unique(graph.source[relevant].astype(np.int64) * count + group_of[graph.step[relevant]])
+    The states are numbered anew, from 0, within what is left to look at. A state on no cycle can only be stood
+    still in, which is fair where nothing fair is enabled; that leaves the cycles, usually few.
+    """
+    group_of, is_strong = _groups(graph)
+    count = len(is_strong)
+    states: Places = np.flatnonzero(region)
+    if not states.size:
+        return None
+    s, t, g, out = _inner(graph, states, group_of)
+    label, total = _components(s, t, len(states))
+    on_cycle = np.bincount(label, minlength=total)[label] > 1
+    on_cycle[s[s == t]] = True
+    asked = np.zeros(len(states), bool)  # something fair is enabled, whether or not it leaves the region
+    asked[out[0]] = True
+    still = ~on_cycle & ~asked
+    if still.any():
+        return _mask(states[still], len(region))
+    states = states[on_cycle]
+    if not states.size or not count:
+        return _mask(states, len(region)) if states.size else None
+    s, t, g, out = _inner(graph, states, group_of)
+    enables = np.zeros(len(states) * count, bool)
+    enables[out[0] * count + out[1]] = True
+    pairs = np.flatnonzero(enables)
     enabled_state, enabled_group = pairs // count, pairs % count
-    alive = region.copy()
-    n = len(region)
+    alive = np.ones(len(states), bool)
     while True:
-        keep = alive[source] & alive[target]
-        inner_s, inner_t, inner_g = source[keep], target[keep], group_of[step[keep]]
-        matrix = csr_matrix((np.ones(len(inner_s), np.int8), (inner_s, inner_t)), shape=(n, n))
-        total, label = connected_components(matrix, directed=True, connection="strong")
-        same = label[inner_s] == label[inner_t]
+        keep = alive[s] & alive[t]
+        label, total = _components(s[keep], t[keep], len(states))
+        same = label[s[keep]] == label[t[keep]]
         taken = np.zeros(total * count, bool)
-        fair_edge = same & (inner_g >= 0)
-        taken[label[inner_s[fair_edge]].astype(np.int64) * count + inner_g[fair_edge]] = True
+        fair_edge = same & (g[keep] >= 0)
+        taken[label[s[keep][fair_edge]] * count + g[keep][fair_edge]] = True
         size = np.bincount(label[alive], minlength=total)
         live = alive[enabled_state]
-        key = label[enabled_state[live]].astype(np.int64) * count + enabled_group[live]
-        enabled = np.bincount(key, minlength=total * count)
+        enabled = np.bincount(label[enabled_state[live]] * count + enabled_group[live], minlength=total * count)
         everywhere = (enabled == np.repeat(size, count)) & (enabled > 0)
         somewhere = enabled > 0
         weak_dead = (everywhere & ~taken).reshape(total, count).any(axis=1)
@@ -137,42 +161,75 @@ def _fair_component(
         candidate = (size > 0) & ~weak_dead
         fair = candidate & ~strong_bad.any(axis=1)
         if fair.any():
-            return alive & fair[label]
+            return _mask(states[alive & fair[label]], len(region))
         if not candidate.any():
             return None
         # drop dead components, and in the others the states in which an untaken strong group is enabled
         alive &= candidate[label]
-        bad = strong_bad.ravel()[label[enabled_state].astype(np.int64) * count + enabled_group]
+        bad = strong_bad.ravel()[label[enabled_state] * count + enabled_group]
         alive[enabled_state[bad]] = False
 
 
-def _cycle(
-    at: int,
-    component: Bools,
-    source: NDArray[np.int32],
-    target: NDArray[np.int32],
-    step: NDArray[np.int16],
-) -> list[tuple[int, int]]:
+def _groups(graph: Graph) -> tuple[Places, Bools]:
+    """For each step the number of its fair group, or -1; and which groups are strong."""
+    groups: dict[str, int] = {}
+    strong: list[bool] = []
+    group_of = np.full(len(graph.flat.steps), -1, np.int64)
+    for place, item in enumerate(graph.flat.steps):
+        if item.fair:
+            number = groups.setdefault(item.group, len(groups))
+            if number == len(strong):
+                strong.append(item.fair == "strong")
+            group_of[place] = number
+    return group_of, np.array(strong, bool)
+
+
+def _inner(graph: Graph, states: Places, group_of: Places) -> tuple[Places, Places, Places, tuple[Places, Places]]:
+    """Edges between `states`, renumbered: sources, targets, groups; and (state, group) of all their fair edges."""
+    edges = edges_of(graph)
+    number = np.full(graph.store.count, -1, np.int64)
+    number[states] = np.arange(len(states))
+    places = edges.of(states)
+    source, target = number[edges.source[places]], number[edges.target[places]]
+    group = group_of[graph.step[edges.order[places]]]
+    fair, inner = group >= 0, target >= 0
+    return source[inner], target[inner], group[inner], (source[fair], group[fair])
+
+
+def _components(source: Places, target: Places, states: int) -> tuple[Places, int]:
+    """Strongly connected components: a label for each state, and their number."""
+    matrix = csr_matrix((np.ones(len(source), np.int8), (source, target)), shape=(states, states))
+    total, label = connected_components(matrix, directed=True, connection="strong")
+    return label.astype(np.int64), int(total)
+
+
+def _mask(states: Places, size: int) -> Bools:
+    out = np.zeros(size, bool)
+    out[states] = True
+    return out
+
+
+def _cycle(graph: Graph, at: int, component: Bools) -> list[tuple[int, int]]:
     """A shortest way from `at` back to itself inside its component, as (step, state) pairs; empty if none."""
-    keep = component[source] & component[target]
-    edges: dict[int, list[tuple[int, int]]] = {}
-    for s, t, k in zip(source[keep][:200_000], target[keep][:200_000], step[keep][:200_000], strict=True):
-        edges.setdefault(int(s), []).append((int(k), int(t)))
+    edges = edges_of(graph)
     came: dict[int, tuple[int, int]] = {}
     frontier = [at]
     while frontier:
         following = []
         for state in frontier:
-            for place, after in edges.get(state, []):
+            for place in edges.of(np.array([state])):
+                after, via = int(edges.target[place]), int(graph.step[edges.order[place]])
+                if not component[after]:
+                    continue
                 if after == at:
-                    path = [(place, at)]
+                    path = [(via, at)]
                     while state != at:
-                        place, before = came[state]
-                        path.append((place, state))
+                        via, before = came[state]
+                        path.append((via, state))
                         state = before
                     return path[::-1]
                 if after not in came:
-                    came[after] = (place, state)
+                    came[after] = (via, state)
                     following.append(after)
         frontier = following
     return []

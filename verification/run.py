@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 from rlt_fsm.ground import Flat, ground
 from rlt_fsm.load import load
@@ -85,12 +86,17 @@ def run(
             flat = ground(system, scope.sizes, scope.consts, scope.start)
             report.flats[scope.name] = flat
             say(f"{scope.name}: {scope.doc}")
-            found = search(flat, scope.name, edges=True, progress=progress is not None)
+            options: dict[str, Any] = {
+                "edges": not scope.symmetry,
+                "symmetry": scope.symmetry,
+                "progress": progress is not None,
+            }
+            found = search(flat, scope.name, **options)
             broken = [r for r in found.results if r.verdict == "refuted"]
             if broken and all(r.kind == "lemma" for r in broken):
                 # a lemma is bookkeeping: look on for the promise about the world that falls with it
                 say(f"{scope.name}: lemma '{broken[0].name}' does not hold; looking for a property that falls")
-                found = search(flat, scope.name, edges=True, progress=progress is not None, lemmas=False)
+                found = search(flat, scope.name, **options, lemmas=False)
                 found.results += broken
             report.figures[scope.name] = found.figures
             report.results += found.results

@@ -133,7 +133,7 @@ class CoordinatorCore:
         fields: dict[str, Any] = {}
         if isinstance(message, m.Reserved):
             generation.reservation = message
-        elif isinstance(message, m.CommitToCoordinator):
+        elif isinstance(message, m.CommitToCoordinator | m.SourceReleased):
             fields["count"] = message.count
         elif isinstance(message, m.PrefillComplete):
             generation.reach("computed", now_s)

@@ -42,7 +42,12 @@ class CommitToDecode(RequestMessage, frozen=True):
 
 
 class CancelSafe(RequestMessage, frozen=True):
-    """P has no write of this generation left, and never will."""
+    """P posts nothing more of this generation. Once so many partitions were heard of, nothing of it can land.
+
+    count: partitions that P had posted.
+    """
+
+    count: int
 
 
 class Fence(RequestMessage, frozen=True):
@@ -87,7 +92,12 @@ class CommitToCoordinator(RequestMessage, frozen=True):
 
 
 class SourceReleased(RequestMessage, frozen=True):
-    """P's storage of the generation is reusable."""
+    """P's storage of the generation is reusable: every handle is terminal, every device event done.
+
+    count: partitions that P posted, all told.
+    """
+
+    count: int
 
 
 class Progress(RequestMessage, frozen=True):

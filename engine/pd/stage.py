@@ -287,7 +287,7 @@ class PrefillStageConnector(PDStageConnector):
         return worked
 
     def _done(self, tid: str, transfer: RequestTransfer, posting: _Posting) -> None:
-        """A handle is terminal: the bytes are on D, and its notification is sent."""
+        """A handle is terminal: P's pages are no longer read, and its notification follows its bytes to D."""
         posting.handle.done()
         transfer.open.remove(posting)
         self.inflight_bytes -= posting.partition.bytes
@@ -395,7 +395,7 @@ class DecodeStageConnector(PDStageConnector):
         if message.tid not in self.records.of:
             self.unknown += 1
             return
-        fields = {"count": message.count} if isinstance(message, m.CommitToDecode) else {}
+        fields = {"count": message.count} if isinstance(message, m.CommitToDecode | m.CancelSafe) else {}
         self.fire(message.tid, m.EVENT_OF[type(message)], **fields)
 
     def tick(self) -> bool:
@@ -472,7 +472,7 @@ class DecodeStageConnector(PDStageConnector):
         late = self.link.drain()
         self._notifications(late)
         for tid in waiting:
-            if tid in self.records.of:
+            if tid in self.records.of:  # else what came in settled it
                 self.fire(tid, "fenced")
         return True
 

@@ -1,0 +1,35 @@
+"""The induction as `rlt-verify` asks it: spec files in, results out, nothing raised for want of an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from rlt_fsm.load import load
+from rlt_fsm.model import System
+from verification.result import Result
+from verification.smt.parametric import SCOPE, Parametric
+from verification.smt.window import Refused
+
+COUNTED = {"b": "destination_storage", "s": "source_storage"}  # sort -> the constant that counts its instances
+QUERY_SECONDS_MAX = 20.0
+
+
+def counts(system: System) -> dict[str, str]:
+    """The sorts of `system` whose instances a constant counts."""
+    return {sort: const for sort, const in COUNTED.items() if sort in system.instances and const in system.consts}
+
+
+def prove(
+    paths: list[str] | None, counted: Mapping[str, str] | None = None, timeout_s: float = QUERY_SECONDS_MAX
+) -> list[Result]:
+    """Prove every safety property of the spec under `paths` for any number of instances.
+
+    counted: the constants that count instances, if not those of `COUNTED`. A spec that the argument does not
+    cover gives one Unknown that names the place.
+    """
+    system = load([Path(p) for p in paths] if paths else None).need_system()
+    try:
+        return Parametric(system, counts(system) if counted is None else counted, timeout_s).run()
+    except Refused as refused:
+        return [Result("induction", "induction", "smt", SCOPE, "unknown", f"not asked: {refused}")]
