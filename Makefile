@@ -32,12 +32,14 @@ check: $(STAMP)  ## lint, types, and that documents and diagrams are up to date
 	$(BIN)/mypy
 	$(BIN)/rlt-spec check
 	$(BIN)/rlt-spec render --check
+	$(BIN)/python -m verification.report.document --check
 
 verify: $(STAMP) ## prove the shipped spec, quick scopes
 	$(BIN)/rlt-verify run --scope quick
 
-render: $(STAMP) ## regenerate docs/machines from spec/
+render: $(STAMP) ## regenerate docs/machines and the tables of docs/proof.md from spec/
 	$(BIN)/rlt-spec render
+	$(BIN)/python -m verification.report.document
 
 clean:           ## remove the environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

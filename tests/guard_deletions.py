@@ -85,17 +85,14 @@ EDITS = (
         ("no_write_after_reuse",),
     ),
     Edit(
-        "a_late_cancel_waits_for_a_release_that_came",
+        "a_late_cancel_is_not_told",
         "cancellation.yaml",
-        """    to: safe
-    when: {d_has_all: 'Coordinator.state in {received, decoding}'}
+        """    when: {d_has_all: 'Coordinator.state in {received, decoding}'}
     send: {decode: cancel}
     doc: P has its ack""",
-        """    to: requested
-    when: {d_has_all: 'Coordinator.state in {received, decoding}'}
-    send: {prefill: cancel, decode: cancel}
+        """    when: {d_has_all: 'Coordinator.state in {received, decoding}'}
     doc: P has its ack""",
-        ("every_request_retires", "all_can_retire", "handled:to_prefill.cancel"),
+        ("a_cancel_reaches_both",),
     ),
     Edit(
         "a_local_done_taken_for_delivery",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections import defaultdict
 from pathlib import Path
@@ -10,8 +11,10 @@ from pathlib import Path
 from rlt_fsm.errors import SpecError
 from rlt_fsm.load import load
 from verification.confirm import confirm
+from verification.report.coverage import join
+from verification.report.files import here, write
 from verification.result import Result
-from verification.run import Report, base_name, run
+from verification.run import BACKENDS, Report, base_name, run
 from verification.show import counterexample
 
 EPILOG = """\
@@ -21,6 +24,7 @@ examples:
   rlt-verify run --scope one_everything   one scope
   rlt-verify run --only no_write_after_reuse
   rlt-verify run --spec my_copy/          a copy of the spec that you have edited
+  rlt-verify run --report proof.html      one page of everything, and JUnit, SARIF and ITF files beside it
 
 exit codes: 0 everything holds, 1 something does not (with a trace), 2 bad usage or bad spec, 3 unknown
 """
@@ -43,9 +47,17 @@ def main(argv: list[str] | None = None) -> int:
     )
     asks.add_argument("--scope", default="quick", help="quick, full, or the name of a scope (default: quick)")
     asks.add_argument("--only", metavar="NAME", help="one property")
-    asks.add_argument("--backend", choices=("explicit", "smt"), help="one method only (default: both)")
+    asks.add_argument(
+        "--backend", choices=BACKENDS, action="append", help="one method only; may be given again (default: all)"
+    )
     asks.add_argument(
         "--save", metavar="DIR", type=Path, help="write each counterexample there as a trace for rlt-spec replay"
+    )
+    asks.add_argument(
+        "--report",
+        metavar="FILE.html",
+        type=Path,
+        help="write the run as a page: properties by method, lemmas, coverage, counterexamples as charts",
     )
     asks.add_argument("--quiet", action="store_true", help="no progress on stderr")
     args = parser.parse_args(argv)
@@ -54,16 +66,26 @@ def main(argv: list[str] | None = None) -> int:
     except SpecError as error:
         print(error.show(), file=sys.stderr)
         return 2
-    backends = (args.backend,) if args.backend else ("explicit", "smt")
+    backends = tuple(args.backend or BACKENDS)
     progress = None if args.quiet else (lambda text: print(text, file=sys.stderr, flush=True))
     try:
-        report = run(spec, args.spec, args.scope, args.only, backends, progress)
+        if args.report is not None and args.report.suffix != ".html":
+            raise LookupError(f"--report {args.report}: a page's name must end in .html")
+        report = run(spec, args.spec, args.scope, args.only, backends, progress, cover=args.report is not None)
     except LookupError as error:
         print(f"rlt-verify: {error.args[0]}", file=sys.stderr)
         return 2
     print(table(report))
     for result in report.refuted[:3]:
         print(refutation(report, result, spec.digest, args.save))
+    if args.report is not None:
+        given = shlex.join(["rlt-verify", *(sys.argv[1:] if argv is None else argv)])
+        try:
+            files = write(report, spec, args.report, here(given), None, join(spec, report.coverage))
+        except OSError as error:
+            print(f"rlt-verify: --report {args.report}: {error.strerror}", file=sys.stderr)
+            return 2
+        print("\n".join(f"wrote {file}" for file in files))
     return report.exit_code
 
 
@@ -116,6 +138,8 @@ def methods(items: list[Result]) -> str:
         return "a reachable state" if items[0].holds else items[0].why
     scopes = {i.scope for i in items if i.method == "explicit"}
     parts = [f"{len(scopes)} scope{'s' if len(scopes) > 1 else ''}"] if scopes else []
+    if any(i.method == "refinement" for i in items):
+        parts.append("numbered partitions")
     return ", ".join(parts + (["induction (any number of chunks)"] if any(i.method == "smt" for i in items) else []))
 
 

@@ -16,13 +16,16 @@ from typing import Any
 
 from rlt_fsm.ground import Flat, ground
 from rlt_fsm.load import load
-from rlt_fsm.model import Spec, Transition
-from verification import liveness
+from rlt_fsm.model import ScopeDef, Spec, Transition
+from verification import liveness, refinement
 from verification.explicit import search
+from verification.report.coverage import Coverage, from_graph
 from verification.result import Result
 
 GENERATIONS = 2  # that the induction spells out; chunks, steps and faults are without bound
 SMT_SECONDS_MAX = 240.0  # hard stop: the solver's own time-out is not always honoured
+
+BACKENDS = ("explicit", "refinement", "smt")
 
 Progress = Callable[[str], None]
 
@@ -34,6 +37,7 @@ class Report:
     results: list[Result] = field(default_factory=list)
     figures: dict[str, dict[str, float | int | str]] = field(default_factory=dict)  # scope -> figures
     flats: dict[str, Flat] = field(default_factory=dict)  # scope -> what its traces number
+    coverage: list[Coverage] = field(default_factory=list)  # of each scope that was searched with `cover`
     never_fired: list[str] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)  # scopes left out because an earlier one refuted
     seconds: float = 0.0
@@ -59,71 +63,29 @@ def run(
     paths: list[str] | None,
     suite: str = "quick",
     only: str | None = None,
-    backends: tuple[str, ...] = ("explicit", "smt"),
+    backends: tuple[str, ...] = BACKENDS,
     progress: Progress | None = None,
     stop_early: bool = True,
+    cover: bool = False,
 ) -> Report:
     """Ask everything of `suite` (quick, full, or the name of one scope).
 
     paths: where the spec was read from, for the solver's own process. stop_early: leave out the scopes
-    after the first that refutes something.
+    after the first that refutes something. cover: keep which rows and guard outcomes the scopes explored.
     """
     started = time.perf_counter()
     system = spec.need_system()
     report = Report()
     say = progress or (lambda text: None)
     solver = _Solver(paths) if "smt" in backends and only_is_safety(spec, only) else None
+    scopes = [s for s in system.scopes.values() if suite in s.suites or suite == s.name]
+    if not scopes and set(backends) & {"explicit", "spin"}:
+        raise LookupError(f"no scope or suite '{suite}'; suites: quick, full; scopes: {', '.join(system.scopes)}")
     if "explicit" in backends:
-        scopes = [s for s in system.scopes.values() if suite in s.suites or suite == s.name]
-        if not scopes:
-            raise LookupError(f"no scope or suite '{suite}'; suites: quick, full; scopes: {', '.join(system.scopes)}")
-        witnessed: set[str] = set()
-        fired: set[tuple[str, int]] = set()
-        for scope in scopes:
-            if stop_early and report.refuted:
-                report.skipped.append(scope.name)
-                continue
-            flat = ground(system, scope.sizes, scope.consts, scope.start)
-            report.flats[scope.name] = flat
-            say(f"{scope.name}: {scope.doc}")
-            options: dict[str, Any] = {
-                "edges": not scope.symmetry,
-                "symmetry": scope.symmetry,
-                "progress": progress is not None,
-            }
-            found = search(flat, scope.name, **options)
-            broken = [r for r in found.results if r.verdict == "refuted"]
-            if broken and all(r.kind == "lemma" for r in broken):
-                # a lemma is bookkeeping: look on for the promise about the world that falls with it
-                say(f"{scope.name}: lemma '{broken[0].name}' does not hold; looking for a property that falls")
-                found = search(flat, scope.name, **options, lemmas=False)
-                found.results += broken
-            report.figures[scope.name] = found.figures
-            report.results += found.results
-            witnessed |= found.witnessed
-            for place in found.fired:
-                for _, row in flat.steps[place].rows:
-                    if isinstance(row, Transition):
-                        fired.add((row.machine, row.place))
-            if found.graph is not None:
-                for item in liveness.check(found.graph, scope.name):
-                    if not scope.asks or item.name.split("[")[0] in scope.asks:
-                        report.results.append(item)
-        whole = any(suite in s.suites for s in scopes)  # one scope need not show every witness, nor fire every row
-        for prop in system.properties:
-            if prop.kind != "sometimes" or not whole:
-                continue
-            seen = prop.name in witnessed
-            why = "" if seen else "no scope of this run has a state with it"
-            verdict = "proved" if seen else "unknown" if report.skipped else "refuted"
-            report.results.append(Result(prop.name, "sometimes", "explicit", suite, verdict, why))
-        if whole and not report.skipped:
-            used = {m for p in system.processes.values() for m in p.machines} | {
-                s.machine for p in system.processes.values() for s in p.shared.values()
-            }
-            report.never_fired = [
-                row.name for name in used for row in system.machines[name].transitions if (name, row.place) not in fired
-            ]
+        _explore(spec, scopes, suite, report, progress, stop_early, cover)
+    if "refinement" in backends and only in (None, refinement.NAME) and refinement.applies(system):
+        say(f"refinement: {refinement.SCOPE}")
+        report.results.append(refinement.check(system))
     if solver is not None:
         say(f"induction: any number of chunks, {GENERATIONS} generations that share everything")
         report.results += solver.wait()
@@ -133,6 +95,70 @@ def run(
             raise LookupError(f"no property '{only}'; known: {', '.join(p.name for p in system.properties)}")
     report.seconds = time.perf_counter() - started
     return report
+
+
+def _explore(
+    spec: Spec,
+    scopes: list[ScopeDef],
+    suite: str,
+    report: Report,
+    progress: Progress | None,
+    stop_early: bool,
+    cover: bool,
+) -> None:
+    """Search each scope, then ask liveness of its graph; witnesses and rows are asked of all scopes together."""
+    system = spec.need_system()
+    say = progress or (lambda text: None)
+    witnessed: set[str] = set()
+    fired: set[tuple[str, int]] = set()
+    for scope in scopes:
+        if stop_early and report.refuted:
+            report.skipped.append(scope.name)
+            continue
+        flat = ground(system, scope.sizes, scope.consts, scope.start)
+        report.flats[scope.name] = flat
+        say(f"{scope.name}: {scope.doc}")
+        options: dict[str, Any] = {
+            "edges": not scope.symmetry,
+            "symmetry": scope.symmetry,
+            "progress": progress is not None,
+        }
+        found = search(flat, scope.name, **options)
+        broken = [r for r in found.results if r.verdict == "refuted"]
+        if broken and all(r.kind == "lemma" for r in broken):
+            # a lemma is bookkeeping: look on for the promise about the world that falls with it
+            say(f"{scope.name}: lemma '{broken[0].name}' does not hold; looking for a property that falls")
+            found = search(flat, scope.name, **options, lemmas=False)
+            found.results += broken
+        report.figures[scope.name] = found.figures
+        report.results += found.results
+        witnessed |= found.witnessed
+        for place in found.fired:
+            for _, row in flat.steps[place].rows:
+                if isinstance(row, Transition):
+                    fired.add((row.machine, row.place))
+        if found.graph is None:
+            continue
+        if cover:
+            say(f"{scope.name}: rows and guard outcomes")
+            report.coverage.append(from_graph(found.graph, found.fired, spec.digest, known=report.coverage))
+        asked = liveness.check(found.graph, scope.name)
+        report.results += [r for r in asked if not scope.asks or base_name(r.name) in scope.asks]
+    if not any(suite in s.suites for s in scopes):
+        return  # one scope need not show every witness, nor fire every row
+    for prop in system.properties:
+        if prop.kind == "sometimes":
+            seen = prop.name in witnessed
+            why = "" if seen else "no scope of this run has a state with it"
+            verdict = "proved" if seen else "unknown" if report.skipped else "refuted"
+            report.results.append(Result(prop.name, "sometimes", "explicit", suite, verdict, why))
+    if not report.skipped:
+        used = {m for p in system.processes.values() for m in p.machines} | {
+            s.machine for p in system.processes.values() for s in p.shared.values()
+        }
+        report.never_fired = [
+            row.name for name in used for row in system.machines[name].transitions if (name, row.place) not in fired
+        ]
 
 
 def base_name(name: str) -> str:

@@ -27,6 +27,7 @@ APPLIES: dict[str, tuple[str, ...]] = {
     "possible": ("explicit",),
     "leads_to": ("explicit",),
     "sometimes": ("explicit",),
+    "refinement": ("refinement",),
 }
 _BLOCK = re.compile(
     r"<!-- generated: (?P<name>\w+) spec=(?P<spec>\S*) -->\n(?P<body>.*?)<!-- end of (?P=name) -->", re.DOTALL
@@ -93,8 +94,9 @@ def _block(name: str, digest: str, body: str) -> str:
 def _properties(items: Iterable[Property]) -> str:
     rows = [[f"`{p.name}`", p.kind, p.doc.strip(), ", ".join(APPLIES[p.kind]), ", ".join(p.answers)] for p in items]
     for name, (title, doc) in BUILT_IN.items():
-        if name in ("handled", "in_order", "bounds"):
-            rows.append([f"`{name}`: {title}", "built in", doc, ", ".join(APPLIES["always"]), ""])
+        if name != "induction":
+            by = APPLIES.get(name, APPLIES["always"])
+            rows.append([f"`{name}`: {title}", "built in", doc, ", ".join(by), ""])
     return _table(["Property", "Kind", "What it says", "Asked by", "Answers"], rows)
 
 

@@ -20,6 +20,8 @@ WORST_FIRST = ("refuted", "unknown", "not asked", "proved")
 # What a verdict of each method rests on, in plain words.
 METHODS: dict[str, str] = {
     "explicit": "Every reachable state of each bounded scope. Nothing is claimed of larger sizes or constants.",
+    "refinement": "Every edge of a small counted scope, with numbered partitions in every order. It rests on P using no "
+    "number twice.",
     "smt": "Induction with z3: no bound on chunks, partitions, steps, cancels, duplicates, errors and deaths. "
     "Conditional on what the cell names, such as how many generations are spelled out.",
     "cvc5": "The stored invariant, asked again of another solver. Conditional as the induction that it repeats.",
@@ -37,6 +39,10 @@ BUILT_IN: dict[str, tuple[str, str]] = {
         "A message is sent only while none of its rank or above is on the channel.",
     ),
     "bounds": ("no counter goes below zero", "A natural number stays one."),
+    "refinement": (
+        "coverage by ranges",
+        "Counting partitions loses nothing: D takes a prompt for whole exactly when every range has landed.",
+    ),
     "induction": ("the solver gave answers", "Its process ended by itself and in time."),
 }
 
