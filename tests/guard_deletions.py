@@ -92,7 +92,7 @@ EDITS = (
     doc: P has its ack""",
         """    when: {d_has_all: 'Coordinator.state in {received, decoding}'}
     doc: P has its ack""",
-        ("a_cancel_reaches_both",),
+        ("a_cancel_reaches_both", "handled:to_decode.fence"),
     ),
     Edit(
         "a_local_done_taken_for_delivery",
