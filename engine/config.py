@@ -11,6 +11,9 @@ from typing import Any
 
 LAST_EXITED = "last_exited"
 KV_LAYOUTS = (LAST_EXITED,)
+OURO, OURO_DELAYED = "ouro", "ouro_delayed"
+EXIT_MODES = (OURO, OURO_DELAYED)
+TOP_LOGPROBS_MAX = 20
 
 
 class ConfigError(ValueError):
@@ -104,9 +107,16 @@ class SamplingParams:
     min_loops: loops before an early exit is allowed. A value above the model's depth never exits early.
     max_loops: loops of every decoded token; None is the model's depth. Prompt tokens always run at full depth.
     exit_threshold: leave once the exit probability accumulated over loops reaches it, in [0, 1]; 1 never exits early.
+    exit_mode: "ouro": leave after the loop that reaches the threshold. "ouro_delayed": after the loop behind it, so
+        that the next loop need not wait for the decision. min_loops is about the loop that reaches it.
+    exit_trace: the loops of each output token, at least max_tokens of them, in place of a threshold; the first is the
+        model's depth. What a run's exit_depths say can be run again so.
     stop_token_ids: end the output, which keeps the stop token as its last id.
+    stop: texts that end the output, which then ends before the first of them; needs a tokenizer. A token that completes
+        one is the output's last id.
     ignore_eos: go on after the model's own end tokens; stop_token_ids still end the output.
     logprobs: report the log-probability of each chosen token under the raw logits; costs a softmax per token.
+    top_logprobs: likeliest tokens to report beside it, at most 20; needs logprobs.
     """
 
     max_tokens: int
@@ -117,9 +127,13 @@ class SamplingParams:
     min_loops: int = 2
     max_loops: int | None = None
     exit_threshold: float = 1.0
+    exit_mode: str = OURO
+    exit_trace: tuple[int, ...] | None = None
     stop_token_ids: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     logprobs: bool = False
+    top_logprobs: int = 0
 
     def __post_init__(self) -> None:
         require_int("max_tokens", self.max_tokens, 1)
@@ -136,12 +150,38 @@ class SamplingParams:
                     "max_loops", self.max_loops, f"is below min_loops = {self.min_loops}; lower min_loops"
                 )
         require_number("exit_threshold", self.exit_threshold, 0.0, 1.0)
-        if isinstance(self.stop_token_ids, list):  # as it comes out of JSON
-            object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
-        if not isinstance(self.stop_token_ids, tuple):
-            raise ConfigError("stop_token_ids", self.stop_token_ids, "give a tuple of token ids")
+        if self.exit_mode not in EXIT_MODES:
+            raise ConfigError("exit_mode", self.exit_mode, f"choose one of {', '.join(EXIT_MODES)}")
+        for field, kind in (("stop_token_ids", "token ids"), ("stop", "texts"), ("exit_trace", "loops")):
+            value = getattr(self, field)
+            if isinstance(value, list):  # as it comes out of JSON
+                object.__setattr__(self, field, tuple(value))
+            elif not isinstance(value, tuple) and (field != "exit_trace" or value is not None):
+                raise ConfigError(field, value, f"give a tuple of {kind}")
         for token_id in self.stop_token_ids:
             require_int("stop_token_ids", token_id, 0)
+        for text in self.stop:
+            if type(text) is not str or not text:
+                raise ConfigError("stop", text, "give texts of at least one character")
+        self._check_exit_trace()
         for field in ("ignore_eos", "logprobs"):
             if type(getattr(self, field)) is not bool:
                 raise ConfigError(field, getattr(self, field), "give true or false")
+        require_int("top_logprobs", self.top_logprobs, 0, TOP_LOGPROBS_MAX)
+        if self.top_logprobs and not self.logprobs:
+            raise ConfigError("top_logprobs", self.top_logprobs, "set logprobs as well")
+
+    def _check_exit_trace(self) -> None:
+        if self.exit_trace is None:
+            return
+        if self.exit_threshold < 1.0:
+            raise ConfigError("exit_trace", self.exit_trace, "gives every depth; leave exit_threshold at 1")
+        if len(self.exit_trace) < self.max_tokens:
+            raise ConfigError(
+                "exit_trace", self.exit_trace, f"covers {len(self.exit_trace)} of {self.max_tokens} tokens"
+            )
+        for depth in self.exit_trace:
+            require_int("exit_trace", depth, 1)
+        for depth in self.exit_trace[1:]:
+            if depth < self.min_loops or (self.max_loops is not None and depth > self.max_loops):
+                raise ConfigError("exit_trace", depth, "is not within min_loops and max_loops")

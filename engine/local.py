@@ -21,11 +21,14 @@ from engine.config import CacheConfig, ConfigError, SamplingParams, SchedulerCon
 from engine.execute.attention import BACKEND
 from engine.execute.device import PAST, DeviceEvent, record
 from engine.execute.runner import ModelRunner
+from engine.execute.sampling import TopLogprobs
+from engine.limits import check_request
 from engine.models.loading import fingerprint, load_model
 from engine.models.registry import Model
 from engine.models.tokenizer import load_tokenizer
 from engine.schedule.request import FinishReason, Request, Stage
 from engine.schedule.scheduler import Batch, Scheduler, SchedulerError
+from engine.text import TextStream
 
 Role = Literal["both", "prefill", "decode"]
 
@@ -55,6 +58,7 @@ class TokenOutput:
     finished: bool
     finish_reason: FinishReason | None
     logprob: float | None
+    top_logprobs: TopLogprobs
 
 
 class EngineCore:
@@ -271,10 +275,11 @@ class EngineCore:
         sampled = self.runner.coda(batch.requests)
         self.scheduler.sampled(batch, sampled.token_ids)
         outputs = []
-        for request, token_id, logprob in zip(batch.requests, sampled.token_ids, sampled.logprobs, strict=True):
+        rows = zip(batch.requests, sampled.token_ids, sampled.logprobs, sampled.top, strict=True)
+        for request, token_id, logprob, top in rows:
             reason = request.finish_reason
             depth = request.exit_depths[-1]
-            outputs.append(TokenOutput(request.request_id, token_id, depth, reason is not None, reason, logprob))
+            outputs.append(TokenOutput(request.request_id, token_id, depth, reason is not None, reason, logprob, top))
             if reason is not None:
                 self.runner.unbind(request.request_id)
                 if self.role == "both":
@@ -283,21 +288,7 @@ class EngineCore:
 
     def _request(self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams) -> Request:
         config = self.model.config
-        if not prompt_ids:
-            raise ConfigError("prompt_ids", prompt_ids, "give at least one token")
-        for token_id in prompt_ids:
-            require_int("prompt_ids", token_id, 0, config.vocab_size - 1)
-        if params.max_loops is not None and params.max_loops > config.loops:
-            raise ConfigError("max_loops", params.max_loops, f"the model has {config.loops} loops")
-        for token_id in params.stop_token_ids:
-            require_int("stop_token_ids", token_id, 0, config.vocab_size - 1)
-        total = len(prompt_ids) + params.max_tokens - 1
-        if total > config.max_positions:
-            raise ConfigError(
-                "max_tokens",
-                params.max_tokens,
-                f"with a prompt of {len(prompt_ids)} tokens exceeds the model's {config.max_positions} positions",
-            )
+        check_request(config, prompt_ids, params, has_text=True)
         stop_ids = frozenset(params.stop_token_ids + (() if params.ignore_eos else config.eos_token_ids))
         capacity = self._capacity(len(prompt_ids), params.max_tokens)
         return Request(request_id, prompt_ids, params, capacity, stop_ids)
@@ -319,13 +310,17 @@ class EngineCore:
 
 @dataclass
 class Output:
-    """One request's result. exit_depths: loops per token. text is None where there is no tokenizer."""
+    """One request's result. exit_depths: loops per token. text is None where there is no tokenizer.
+
+    logprobs, top_logprobs: per token, where asked for; see SamplingParams.
+    """
 
     request_id: str
     prompt_ids: list[int]
     token_ids: list[int] = field(default_factory=list)
     exit_depths: list[int] = field(default_factory=list)
     logprobs: list[float | None] = field(default_factory=list)
+    top_logprobs: list[TopLogprobs] = field(default_factory=list)
     text: str | None = None
     finish_reason: FinishReason | None = None
 
@@ -347,6 +342,7 @@ class LLMEngine:
         self.tokenizer = load_tokenizer(model_dir)
         self.core = EngineCore(model, cache_config or CacheConfig(256), scheduler_config or SchedulerConfig(), device)
         self._outputs: dict[str, Output] = {}
+        self._texts: dict[str, TextStream] = {}
         self._ids = count()
 
     def generate(
@@ -378,8 +374,11 @@ class LLMEngine:
             if self.tokenizer is None:
                 raise ConfigError("prompt", prompt, "the checkpoint has no tokenizer.json; give token ids")
             prompt = self.tokenizer.encode(prompt).ids
+        check_request(self.core.model.config, prompt, params, has_text=self.tokenizer is not None)
         self.core.add_request(request_id, prompt, params)
         self._outputs[request_id] = Output(request_id, list(prompt))
+        if self.tokenizer is not None:
+            self._texts[request_id] = TextStream(self.tokenizer, params.stop)
         return request_id
 
     def step(self) -> list[Output]:
@@ -390,9 +389,15 @@ class LLMEngine:
             output.token_ids.append(token.token_id)
             output.exit_depths.append(token.exit_depth)
             output.logprobs.append(token.logprob)
-            if token.finished:
-                output.finish_reason = token.finish_reason
-                finished.append(self._close(token.request_id))
+            output.top_logprobs.append(token.top_logprobs)
+            text = self._texts.get(token.request_id)
+            if text is not None and token.finish_reason is not FinishReason.STOP:  # a stop token has no text
+                text.push(token.token_id)
+            if text is not None and text.stopped and not token.finished:
+                self.core.remove(token.request_id)
+                self.core.release(token.request_id)
+            if token.finished or (text is not None and text.stopped):
+                finished.append(self._close(token.request_id, token.finish_reason or FinishReason.STOP))
         return finished
 
     def abort(self, request_id: str) -> Output | None:
@@ -401,15 +406,17 @@ class LLMEngine:
             return None
         self.core.remove(request_id)
         self.core.release(request_id)
-        self._outputs[request_id].finish_reason = FinishReason.ABORT
-        return self._close(request_id)
+        return self._close(request_id, FinishReason.ABORT)
 
     def has_unfinished(self) -> bool:
         return bool(self._outputs)
 
-    def _close(self, request_id: str) -> Output:
-        output = self._outputs.pop(request_id)
-        if self.tokenizer is not None:
-            stopped = output.finish_reason is FinishReason.STOP
-            output.text = self.tokenizer.decode(output.token_ids[:-1] if stopped else output.token_ids)
+    def _close(self, request_id: str, reason: FinishReason) -> Output:
+        output, text = self._outputs.pop(request_id), self._texts.pop(request_id, None)
+        output.finish_reason = reason
+        if text is not None:
+            text.finish()
+            output.text = text.text
+            if text.stopped:
+                output.finish_reason = FinishReason.STOP
         return output

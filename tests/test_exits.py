@@ -64,10 +64,62 @@ def test_hazards_are_asked_for_only_where_they_can_matter() -> None:
     rule.bind(0, SamplingParams(1))
     rule.bind(1, SamplingParams(1, exit_threshold=0.9))
 
-    assert [rule.needs_hazards(np.array(slots)) for slots in ([0], [1], [0, 1])] == [False, True, True]
+    def asked(*slots: int, loop: int = 1) -> bool:
+        return rule.needs_hazards(np.array(slots), np.full(len(slots), loop))
+
+    assert [asked(0), asked(1), asked(0, 1)] == [False, True, True]
+    assert not asked(0, 1, loop=4), "after the last loop there is nothing to decide"
     assert rule.decide(FIRST, np.array([4]), None).tolist() == [True]
     rule.bind(1, SamplingParams(1))
-    assert not rule.needs_hazards(np.array([1])), "a slot keeps nothing of its last request"
+    assert not asked(1), "a slot keeps nothing of its last request"
+
+
+def test_delayed_leaves_one_loop_later() -> None:
+    """Goal: the published example of the delayed mode. Method: hazards .3, .3 at threshold .5, minimum 2: loop 3."""
+    params = SamplingParams(1, exit_threshold=0.5, exit_mode="ouro_delayed")
+    assert exit_loop([0.3, 0.3, 0.3, 0.3], params, 4) == 3
+    assert exit_loop([0.0, 0.0, 0.0, 1.0], params, 4) == 4, "the model's depth still ends it"
+
+
+def test_a_trace_gives_every_depth() -> None:
+    """Goal: depths can be run again. Method: a trace of three tokens; the first output does not loop here."""
+    rule = ExitRule(1, 4)
+    rule.bind(0, SamplingParams(3, min_loops=1, exit_trace=(4, 2, 3)))
+    assert not rule.needs_hazards(FIRST, np.array([1]))
+    for expected in (2, 3):
+        rule.begin_token(FIRST)
+        left = [loop for loop in range(1, 5) if rule.decide(FIRST, np.array([loop]), None)[0]]
+        assert left[0] == expected
+
+
+@given(
+    st.lists(st.floats(0, 1, width=32), min_size=4, max_size=4),
+    st.integers(1, 3),
+    st.sampled_from(["ouro", "ouro_delayed"]),
+    st.booleans(),
+)
+def test_a_token_in_flight_can_move_to_another_slot(hazards: list[float], moved: int, mode: str, traced: bool) -> None:
+    """Goal: preemption loses nothing of a decision. Method: move after any loop, compare with a token that stayed."""
+    if traced:
+        params = SamplingParams(3, min_loops=1, exit_trace=(4, 3, 2))
+    else:
+        params = SamplingParams(3, exit_threshold=0.5, exit_mode=mode)
+    rule = ExitRule(2, 4)
+    rule.bind(0, params)
+    rule.begin_token(FIRST)
+    stayed = [bool(rule.decide(FIRST, np.array([i + 1]), np.array([h], np.float32))[0]) for i, h in enumerate(hazards)]
+    rule.bind(0, params)
+    rule.begin_token(FIRST)
+    slot, went = FIRST, []
+    for loop, hazard in enumerate(hazards, start=1):
+        went.append(bool(rule.decide(slot, np.array([loop]), np.array([hazard], np.float32))[0]))
+        if loop == moved:
+            state = rule.save(0)
+            rule.bind(1, params)
+            rule.restore(1, state)
+            slot = np.array([1])
+
+    assert went == stayed
 
 
 @given(data=st.data(), loops=st.integers(1, 6))

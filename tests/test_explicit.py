@@ -22,7 +22,7 @@ from verification.symmetry import Symmetry
 
 SYSTEM = load().need_system()
 
-# (states, transitions, depth) of scopes that are soon searched; a change of the spec that changes one is looked at, then pinned
+# (states, transitions, depth) of scopes that are soon searched; a change of the spec that moves one is looked at first
 COUNTS = {
     "one_everything": (419111, 1215285, 46),
     "one_broken": (191508, 528814, 45),
@@ -139,7 +139,7 @@ SERVING = {"prefill_worker": "serving", "decode_worker": "serving"}
 
 @pytest.mark.parametrize(("sizes", "least"), [({"r": 2, "b": 1, "s": 1}, 1.9), ({"r": 2, "b": 2, "s": 1}, 3.8)])
 def test_symmetry_keeps_one_state_of_each_orbit(sizes: dict[str, int], least: float) -> None:
-    """Goal: nothing but renumberings is dropped. Method: close the kept states under renumbering; count what comes out."""
+    """Goal: nothing but renumberings is dropped. Method: close the kept states under renumbering; count them."""
     consts = dict.fromkeys(SYSTEM.consts, 0) | SMALL
     consts |= {"parts": 0, "echoes": 0, "source_storage": sizes["s"], "destination_storage": sizes["b"]}
     flat = ground(SYSTEM, sizes, consts, SERVING)

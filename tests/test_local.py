@@ -313,9 +313,9 @@ def wrong_calls() -> dict[str, tuple[Role, Callable[[EngineCore], Any], type[Exc
     one = SamplingParams(1)
     return {
         "unknown role": ("both", lambda c: make_core(c.model, "relay"), ConfigError, "role = 'relay'"),  # type: ignore[arg-type]
-        "empty prompt": ("both", lambda c: c.add_request("a", [], one), ConfigError, "prompt_ids"),
-        "foreign token": ("both", lambda c: c.add_request("a", [64], one), ConfigError, "prompt_ids = 64"),
-        "negative token": ("both", lambda c: c.add_request("a", [-1], one), ConfigError, "prompt_ids = -1"),
+        "empty prompt": ("both", lambda c: c.add_request("a", [], one), ConfigError, "prompt = []"),
+        "foreign token": ("both", lambda c: c.add_request("a", [64], one), ConfigError, "prompt = 64"),
+        "negative token": ("both", lambda c: c.add_request("a", [-1], one), ConfigError, "prompt = -1"),
         "too deep": (
             "both",
             lambda c: c.add_request("a", [1], SamplingParams(1, max_loops=5)),

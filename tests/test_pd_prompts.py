@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -50,6 +51,40 @@ def test_all_prompts_give_the_tokens_of_one_process_and_the_right_answers(engine
     assert [o.token_ids for o in outputs] == [w.token_ids for w in wanted]
     assert [o.exit_depths for o in outputs] == [w.exit_depths for w in wanted]
     assert [o.text for o in outputs] == [r["answer"] for r in ROWS]
+    assert engine.drain()
+    assert engine.obligations() == []
+
+
+def test_stop_texts_depths_and_logprobs_are_those_of_one_process(engine: PDEngine) -> None:
+    """Goal: every way to end, exit and report goes through the handoff. Method: a stop text out of the middle of each
+    answer, delayed exits, the depths of those run again as a trace, and top log-probabilities, against LLMEngine."""
+    rows = sorted(ROWS, key=lambda r: -len(r["answer"]))[:6]
+    prompts = [r["prompt"] for r in rows]
+    stops = [replace(params(r), stop=(r["answer"][len(r["answer"]) // 2 :][:2],)) for r in rows]
+    delayed = [replace(params(r), exit_mode="ouro_delayed", logprobs=True, top_logprobs=3) for r in rows]
+    local = LLMEngine(directory(), CacheConfig(4096))
+    first = local.generate(prompts, delayed)
+    longest = max(r["max_tokens"] for r in rows)
+    pad = (local.core.model.config.loops,) * longest
+    traces = [
+        SamplingParams(max_tokens=r["max_tokens"], min_loops=1, exit_trace=(*o.exit_depths, *pad))
+        for r, o in zip(rows, first, strict=True)
+    ]
+    wanted = first + local.generate(prompts, stops) + local.generate(prompts, traces)
+
+    outputs = engine.generate(prompts * 3, delayed + stops + traces)
+
+    assert [o.token_ids for o in outputs] == [w.token_ids for w in wanted]
+    assert [o.text for o in outputs] == [w.text for w in wanted]
+    assert [o.finish_reason for o in outputs] == [str(w.finish_reason) for w in wanted]
+    assert [o.exit_depths for o in outputs] == [w.exit_depths for w in wanted]
+    for output, other in zip(outputs[: len(rows)], wanted, strict=False):
+        for mine, theirs in zip(output.top_logprobs, other.top_logprobs, strict=True):
+            assert [t for t, _ in mine] == [t for t, _ in theirs] and len(mine) == 3
+    cut = outputs[len(rows) : 2 * len(rows)]
+    for output, row in zip(cut, rows, strict=True):
+        assert row["answer"].startswith(output.text) and len(output.text) < len(row["answer"])
+    assert [o.exit_depths for o in outputs[2 * len(rows) :]] == [w.exit_depths for w in first]
     assert engine.drain()
     assert engine.obligations() == []
 

@@ -113,8 +113,9 @@ class ModelRunner:
         self.hidden.index_copy_(0, index, hidden)
         for request, position in zip(requests, positions, strict=True):
             self.pages.mark_plane_written(request.request_id, request.loops_done, position, position + 1)
-        hazards = self.model.hazards(hidden).cpu().numpy() if self.exits.needs_hazards(slots) else None
         loops_done = np.array([request.loops_done for request in requests]) + 1
+        asked = self.exits.needs_hazards(slots, loops_done)
+        hazards = self.model.hazards(hidden).cpu().numpy() if asked else None
         exits: list[bool] = self.exits.decide(slots, loops_done, hazards).tolist()
         self._fill_deeper_planes([request for request, leaves in zip(requests, exits, strict=True) if leaves])
         return exits

@@ -14,6 +14,8 @@ from torch import Tensor
 
 from engine.config import SamplingParams
 
+TopLogprobs = list[tuple[int, float]]
+
 
 class LogitsError(RuntimeError):
     """A row of logits has no finite maximum: weights or KV are damaged. No token is drawn from it."""
@@ -21,10 +23,14 @@ class LogitsError(RuntimeError):
 
 @dataclass(frozen=True)
 class Sampled:
-    """One batch's tokens and, where asked for, their log-probabilities under the raw logits."""
+    """One batch's tokens and, where asked for, log-probabilities under the raw logits.
+
+    logprobs: of each row's token. top: (token id, log-probability) of each row's likeliest tokens, likeliest first.
+    """
 
     token_ids: list[int]
     logprobs: list[float | None]
+    top: list[TopLogprobs]
 
 
 class Sampler:
@@ -46,6 +52,17 @@ class Sampler:
                 generator.manual_seed(params.seed)
             self._generators[slot] = generator
 
+    def save(self, slot: int) -> Tensor | None:
+        """The state of the slot's random stream, for a request that moves to another slot; None for a greedy one."""
+        generator = self._generators[slot]
+        return None if generator is None else generator.get_state()
+
+    def restore(self, slot: int, state: Tensor | None) -> None:
+        """Go on with a stream, after `bind`."""
+        generator = self._generators[slot]
+        if generator is not None and state is not None:
+            generator.set_state(state)
+
     def sample(self, logits: Tensor, slots: Sequence[int]) -> Sampled:
         """One token per row. logits: [rows, vocab] float32; slots: the compute slot of each row, none twice.
 
@@ -61,12 +78,23 @@ class Sampler:
             drawn = self._draw(logits[rows] if len(rows) < len(slots) else logits, [slots[row] for row in rows])
             for row, token_id in zip(rows, drawn, strict=True):
                 token_ids[row] = token_id
-        logprobs: list[float | None] = [None] * len(slots)
-        for row, slot in enumerate(slots):
-            params = self._params[slot]
-            if params is not None and params.logprobs:
-                logprobs[row] = float(torch.log_softmax(logits[row], -1)[token_ids[row]])
-        return Sampled(token_ids, logprobs)
+        return Sampled(token_ids, *self._logprobs(logits, slots, token_ids))
+
+    def _logprobs(
+        self, logits: Tensor, slots: Sequence[int], token_ids: Sequence[int]
+    ) -> tuple[list[float | None], list[TopLogprobs]]:
+        """The log-probabilities of those rows that ask for them."""
+        chosen: list[float | None] = [None] * len(slots)
+        top: list[TopLogprobs] = [[] for _ in slots]
+        asking = [(row, p) for row, slot in enumerate(slots) if (p := self._params[slot]) is not None and p.logprobs]
+        if asking:
+            rows = [row for row, _ in asking]
+            logprobs = torch.log_softmax(logits[rows], -1).cpu()
+            for line, (row, params) in enumerate(asking):
+                chosen[row] = float(logprobs[line, token_ids[row]])
+                best = logprobs[line].topk(min(params.top_logprobs, logprobs.shape[-1]))
+                top[row] = list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+        return chosen, top
 
     def _draw(self, logits: Tensor, slots: Sequence[int]) -> list[int]:
         """Sample each row by inverting its cumulative distribution, likeliest token first."""

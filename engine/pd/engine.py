@@ -20,6 +20,8 @@ from typing import Any
 import torch
 
 from engine.config import CacheConfig, ConfigError, SamplingParams, SchedulerConfig
+from engine.execute.sampling import TopLogprobs
+from engine.limits import check_request
 from engine.models.registry import read_config
 from engine.models.tokenizer import load_tokenizer
 from engine.pd import messages as m
@@ -27,6 +29,7 @@ from engine.pd.config import PDConfig
 from engine.pd.coordinator import CoordinatorCore, Generation, ToWorker
 from engine.pd.segments import check_compatible
 from engine.pd.worker import WorkerOrder, run_worker
+from engine.text import TextStream
 from rlt_fsm.compile import Effect
 
 PREFILL, DECODE = "prefill", "decode"
@@ -49,6 +52,7 @@ class PDOutput:
     text: str = ""
     exit_depths: list[int] = field(default_factory=list)
     logprobs: list[float | None] = field(default_factory=list)
+    top_logprobs: list[TopLogprobs] = field(default_factory=list)
     finish_reason: str = ""
     timeline: dict[str, float] = field(default_factory=dict)
     bytes_posted: int = 0
@@ -147,6 +151,7 @@ class PDEngine:
         self.failure = ""
         self.closed = False
         self._outputs: dict[str, PDOutput] = {}  # tid -> output in the making
+        self._texts: dict[str, TextStream] = {}  # tid -> its text
         self._tid_of: dict[str, str] = {}  # external id -> live tid
         self._external: dict[str, str] = {}  # tid -> external id, until retired
         self._started: dict[str, float] = {}
@@ -219,6 +224,8 @@ class PDEngine:
         self._tid_of[request_id] = tid
         self._external[tid] = request_id
         self._outputs[tid] = PDOutput(request_id)
+        if self.tokenizer is not None:
+            self._texts[tid] = TextStream(self.tokenizer, params.stop)
         self._started[tid] = now
         self._deadline[tid] = now + self.config.request_timeout_s
         self.core.submit(tid, prompt_ids, params, source_need, destination_need, now)
@@ -227,20 +234,8 @@ class PDEngine:
     def _needs(self, prompt_ids: list[int], params: SamplingParams) -> tuple[int, int]:
         """Pages on P and on D; refused where the request could never fit or the model cannot do it."""
         config, c = self.model_config, self.config
-        if not prompt_ids:
-            raise ConfigError("prompt", prompt_ids, "give at least one token")
-        wrong = [t for t in prompt_ids if not 0 <= t < config.vocab_size]
-        if wrong:
-            raise ConfigError("prompt", wrong[0], f"token ids are from 0 to {config.vocab_size - 1}")
+        check_request(config, prompt_ids, params, has_text=self.tokenizer is not None)
         total = len(prompt_ids) + params.max_tokens - 1
-        if total > config.max_positions:
-            raise ConfigError(
-                "max_tokens",
-                params.max_tokens,
-                f"with {len(prompt_ids)} prompt tokens exceeds the model's {config.max_positions} positions",
-            )
-        if params.max_loops is not None and params.max_loops > config.loops:
-            raise ConfigError("max_loops", params.max_loops, f"the model has {config.loops} loops")
         size = c.prefill_cache.block_size
         source = -(-len(prompt_ids) // size) * config.loops
         destination = -(-total // size) * config.loops
@@ -458,14 +453,19 @@ class PDEngine:
     def _take(self, client: StageClient, message: m.FromWorker) -> None:
         now = time.monotonic()
         if isinstance(message, m.Token):
-            output = self._outputs.get(message.tid)
-            if output is not None:
+            output, text = self._outputs.get(message.tid), self._texts.get(message.tid)
+            if output is not None and not (text is not None and text.stopped):
                 output.token_ids.append(message.token_id)
                 output.exit_depths.append(message.exit_depth)
                 output.logprobs.append(message.logprob)
+                output.top_logprobs.append(message.top_logprobs)
                 generation = self.core.generations.get(message.tid)
                 if generation is not None:
                     generation.reach("first_token", now)
+                if text is not None and not message.stop:
+                    text.push(message.token_id)
+                    if text.stopped:  # D learns of it by a cancel; what it still sends is not the output's
+                        self._carry_out(self.core.cancel(message.tid, "stop", now))
         elif isinstance(message, m.RequestMessage):
             self._carry_out(self.core.handle(message, now))
         elif isinstance(message, m.Ready):
@@ -563,9 +563,12 @@ class PDEngine:
         output.bytes_posted = generation.bytes_posted
         if self.failure and generation.reason not in ("stop", "length"):
             output.error = f"{self.failure}; this request had produced {len(output.token_ids)} tokens"
-        if self.tokenizer is not None:
-            ids = output.token_ids[:-1] if generation.reason == "stop" else output.token_ids
-            output.text = self.tokenizer.decode(ids)
+        text = self._texts.pop(generation.tid, None)
+        if text is not None:
+            text.finish()
+            output.text = text.text
+            if text.stopped:
+                output.finish_reason = "stop"
         return output
 
 

@@ -127,11 +127,13 @@ class Activated(RequestMessage, frozen=True):
 
 
 class Token(RequestMessage, frozen=True):
-    """Not protocol: one output token. exit_depth: loops it ran."""
+    """Not protocol: one output token. exit_depth: loops it ran. stop: it is an end token, which has no text."""
 
     token_id: int
     exit_depth: int
+    stop: bool
     logprob: float | None
+    top_logprobs: list[tuple[int, float]]
 
 
 class Finished(RequestMessage, frozen=True):

@@ -23,6 +23,7 @@ from engine.pd.config import PDConfig
 from engine.pd.nixl import NixlConnector, TransportError, Write
 from engine.pd.records import Outputs, Records
 from engine.pd.segments import Partition, partitions
+from engine.schedule.request import FinishReason
 from rlt_fsm.compile import Effect, Message
 
 Say = Callable[[m.FromWorker], None]
@@ -458,7 +459,9 @@ class DecodeStageConnector(PDStageConnector):
         self.work.append((self.core.last_event(), "step_done", stepping))
         for output in outputs:
             self.metrics["output_tokens"] += 1
-            self.say(m.Token(output.request_id, output.token_id, output.exit_depth, output.logprob))
+            stop = output.finish_reason is FinishReason.STOP
+            top = output.top_logprobs
+            self.say(m.Token(output.request_id, output.token_id, output.exit_depth, stop, output.logprob, top))
             if output.finished:
                 self.reason[output.request_id] = str(output.finish_reason)
                 self.fire(output.request_id, "finish")
