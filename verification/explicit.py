@@ -110,6 +110,7 @@ class Search:
     witnessed: set[str] = field(default_factory=set)
     fired: set[int] = field(default_factory=set)
     graph: Graph | None = None
+    stopped: str = ""  # why it did not go to its end; empty where it did
 
 
 def search(
@@ -291,13 +292,13 @@ def search(
         results.append(Result(name, kind, "explicit", scope, "refuted", _why(flat, name, kind), trace, figures))
         refuted.add(name)
     complete = violation is None and not unknown
+    why = "" if complete else unknown or "the search stopped at another violation"
     for name, kind, _ in checks:
         if name in refuted:
             continue
         verdict = "proved" if complete else "unknown"
-        why = "" if complete else unknown or "the search stopped at another violation"
         results.append(Result(name, kind, "explicit", scope, verdict, why, None, figures))
-    return Search(results, figures, found, fired, graph if edges and complete else None)
+    return Search(results, figures, found, fired, graph if edges and complete else None, why)
 
 
 def _why(flat: Flat, name: str, kind: str) -> str:

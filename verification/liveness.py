@@ -13,6 +13,8 @@ split again. What survives carries a fair run through all of its states and inne
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
@@ -90,13 +92,19 @@ def leads_to(graph: Graph, name: str, start: Bools, goal: Bools, scope: str) -> 
     component = _fair_component(graph, region)
     if component is None:
         return Result(name, "leads_to", "explicit", scope, "proved", figures={"states": int(region.sum())})
-    states = np.flatnonzero(component)
-    at = int(states[0])
-    cycle = _cycle(graph, at, component)
-    groups = sorted({graph.flat.steps[place].label for place, _ in cycle})
-    why = f"a fair run stays among {states.size:,} states for ever"
+    edges = edges_of(graph)
+    lead = _way(edges, start & inside, inside, component[edges.target]) if not (start & component).any() else []
+    first = int(edges.source[lead[0]]) if lead else int(np.flatnonzero(start & component)[0])
+    at = int(edges.target[lead[-1]]) if lead else first
+    component = _around(graph, at, component)
+    cycle = _fair_cycle(graph, at, component)
+    moves = [(int(graph.step[edges.order[place]]), int(edges.target[place])) for place in lead + cycle]
+    trace = graph.trace(first, moves)
+    groups = sorted({move.label for move in trace.moves[len(trace.moves) - len(cycle) :]})
+    why = f"a fair run stays among {int(component.sum()):,} states for ever"
     why += f", through {', '.join(groups)}" if cycle else ": nothing that must happen is enabled there"
-    return Result(name, "leads_to", "explicit", scope, "refuted", why, graph.trace(at, cycle or None, loop=True))
+    trace = replace(trace, loop=len(trace.moves) - len(cycle))
+    return Result(name, "leads_to", "explicit", scope, "refuted", why, trace)
 
 
 def check(graph: Graph, scope: str) -> list[Result]:
@@ -209,27 +217,60 @@ def _mask(states: Places, size: int) -> Bools:
     return out
 
 
-def _cycle(graph: Graph, at: int, component: Bools) -> list[tuple[int, int]]:
-    """A shortest way from `at` back to itself inside its component, as (step, state) pairs; empty if none."""
+def _around(graph: Graph, at: int, states: Bools) -> Bools:
+    """Those of `states` that `at` reaches, and that reach it, through nothing else."""
+    seed = _mask(np.array([at]), len(states))
+    back = Edges(graph.target, graph.source, graph.store.count)
+    return edges_of(graph).closure(seed, states) & back.closure(seed, states)
+
+
+def _way(edges: Edges, start: Bools, inside: Bools, last: Bools) -> list[int]:
+    """A shortest way from `start` through states `inside` to an edge of `last`, that one included: places of edges."""
+    came = np.full(len(start), -1, np.int64)  # the edge over which a state was found
+    seen, frontier = start.copy(), np.flatnonzero(start)
+    while frontier.size:
+        places = edges.of(frontier)
+        places = places[inside[edges.target[places]]]
+        ends = places[last[places]]
+        if ends.size:
+            way = [int(ends[0])]
+            while not start[edges.source[way[-1]]]:
+                way.append(int(came[edges.source[way[-1]]]))
+            return way[::-1]
+        places = places[~seen[edges.target[places]]]
+        came[edges.target[places]] = places
+        frontier = np.unique(edges.target[places]).astype(np.int64)
+        seen[frontier] = True
+    raise AssertionError("the component cannot be walked as it was found")
+
+
+def _fair_cycle(graph: Graph, at: int, component: Bools) -> list[int]:
+    """A fair way from `at` back to itself inside its fair component, as places of edges; empty to stand still there.
+
+    While a group is not treated fairly, the way goes on to an edge of it, or, where the component has none, to a
+    state in which it is not enabled; then home, which may meet another group.
+    """
     edges = edges_of(graph)
-    came: dict[int, tuple[int, int]] = {}
-    frontier = [at]
-    while frontier:
-        following = []
-        for state in frontier:
-            for place in edges.of(np.array([state])):
-                after, via = int(edges.target[place]), int(graph.step[edges.order[place]])
-                if not component[after]:
-                    continue
-                if after == at:
-                    path = [(via, at)]
-                    while state != at:
-                        via, before = came[state]
-                        path.append((via, state))
-                        state = before
-                    return path[::-1]
-                if after not in came:
-                    came[after] = (via, state)
-                    following.append(after)
-        frontier = following
-    return []
+    group_of, is_strong = _groups(graph)
+    group = group_of[graph.step[edges.order]]
+    way: list[int] = []
+    while True:
+        here = int(edges.target[way[-1]]) if way else at
+        visited = np.unique(np.append(edges.target[way], at).astype(np.int64)) if way else np.array([at])
+        places = edges.of(visited)
+        missing = None
+        for number, strong in enumerate(is_strong):
+            on = np.unique(edges.source[places[group[places] == number]]).size
+            if on and (strong or on == visited.size) and not (group[way] == number).any():
+                missing = number
+                break
+        if missing is None and here == at:
+            return way
+        if missing is None:
+            last = edges.target == at
+        else:
+            last = (group == missing) & component[edges.source] & component[edges.target]
+            if not last.any():
+                enabled = _mask(edges.source[group == missing].astype(np.int64), len(component))
+                last = ~enabled[edges.target]
+        way += _way(edges, _mask(np.array([here]), len(component)), component, last)

@@ -25,8 +25,24 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rlt_fsm.errors import Span
-from rlt_fsm.expr import BOOL, FALSE, INT, Add, Const, Enum, Member, Node, Op, Ref, Seen, conj, conjuncts, disj, refs, show
-from rlt_fsm.model import Ignore, Machine, Process, Send, System, Transition
+from rlt_fsm.expr import (
+    BOOL,
+    FALSE,
+    INT,
+    Add,
+    Const,
+    Enum,
+    Member,
+    Node,
+    Op,
+    Ref,
+    conj,
+    conjuncts,
+    disj,
+    refs,
+    show,
+)
+from rlt_fsm.model import Ignore, Machine, Process, System, Transition
 
 Row = Transition | Ignore
 ONE = Const(1, INT)
@@ -77,7 +93,9 @@ def variants(system: System) -> Iterator[Variant]:
 
 
 def _mutant(where: str, edit: _Edit, span: Span) -> Mutant:
-    return Mutant(f"{where}{edit.part}{edit.suffix}", where + edit.part, edit.kind, edit.what, f"{span.file}:{span.line}")
+    return Mutant(
+        f"{where}{edit.part}{edit.suffix}", where + edit.part, edit.kind, edit.what, f"{span.file}:{span.line}"
+    )
 
 
 def placed(system: System) -> list[Machine]:
@@ -117,11 +135,16 @@ def with_row(machine: Machine, place: int, row: Row | None) -> Machine:
 
 
 def row_edits(row: Row, machine: Machine) -> Iterator[_Edit]:
-    """Every change of one row. Deleting a row is dropping its last source."""
+    """Every change of one row. Deleting a row is dropping its last source.
+
+    A machine's last row for an event stays, and is never taken: the machine still knows the event, and refuses it.
+    """
+    rows: tuple[Row, ...] = (*machine.transitions, *machine.ignores)
+    last = sum(other.event == row.event for other in rows) == 1
     for source in row.sources:
         left = tuple(s for s in row.sources if s != source)
         word = "ignored" if isinstance(row, Ignore) else "taken"
-        new = replace(row, sources=left) if left else None
+        new = replace(row, sources=left) if left else replace(row, when={"never": FALSE}) if last else None
         yield _Edit(f".from.{source}", ":drop", "source", f"the event is no longer {word} in '{source}'", new)
     for label, node in row.when.items():
         rest = {k: v for k, v in row.when.items() if k != label}
@@ -131,7 +154,9 @@ def row_edits(row: Row, machine: Machine) -> Iterator[_Edit]:
             yield _Edit(f"[{label}]", f":{suffix}", "guard", f"`{show(node)}` becomes `{show(altered)}`", new)
     if isinstance(row, Transition):
         if row.target is not None and row.sources != (row.target,):
-            yield _Edit(".to", ":stay", "target", f"it stays, instead of moving to '{row.target}'", replace(row, target=None))
+            yield _Edit(
+                ".to", ":stay", "target", f"it stays, instead of moving to '{row.target}'", replace(row, target=None)
+            )
         yield from _update_edits(row, machine)
         yield from _send_edits(row)
         yield from _effect_edits(row)

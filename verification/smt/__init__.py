@@ -1,1 +1,1 @@
-"""The z3 reading, and induction over any number of chunks. The only package that knows z3."""
+"""What solvers are asked: induction, bounded search, ranking. The only package that knows z3 and cvc5."""

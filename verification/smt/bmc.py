@@ -77,7 +77,7 @@ def hunt(
         if answer == UNKNOWN:
             why = f"no counterexample up to depth {depth - 1}; then the solver gave up: {unrolled.why}"
             return Hunt(Result("bmc", "bmc", METHOD, f"depth {depth}", "unknown", why), flat)
-    why = f"no counterexample up to depth {depth_max}; longer runs were not looked at"
+    why = f"no counterexample up to depth {depth_max} for constants up to {CONST_MAX}; it was looked for no further"
     return Hunt(Result("bmc", "bmc", METHOD, f"depth {depth_max}", "unknown", why), flat)
 
 

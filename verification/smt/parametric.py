@@ -21,27 +21,16 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from rlt_fsm.errors import NOWHERE, Span
 from rlt_fsm.expr import BOOL, INT, Const, Node, Op, Quant, Ref, conj, conjuncts, fold, neg, refs
 from rlt_fsm.ground import Step
 from rlt_fsm.model import Property, System
 from verification.result import Move, Result, Trace
+from verification.smt.matching import Clause, counted
 from verification.smt.reading import SAT, UNSAT, Solver, Z3Solver
-from verification.smt.window import NAMED, OUTSIDE, Refused, Window
+from verification.smt.window import NAMED, OUTSIDE, Refused, Rest, Window
 
 SCOPE = "any number"
 ZERO = Const(0, INT)
-
-
-@dataclass(frozen=True, slots=True)
-class Clause:
-    """One conjunct of the invariant: for all instances of `sorts`, `matrix`."""
-
-    name: str
-    kind: str
-    sorts: tuple[str, ...]
-    matrix: Node
-    span: Span = NOWHERE
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +83,14 @@ class Parametric:
         self.timeout_s = timeout_s
         self.make = make
         self.stated = clauses_of(system)
-        self.clauses = list(self.stated if clauses is None else clauses)
+        self.elsewhere = clauses is not None
+        self.counts = dict(counts or {})
+        self.clauses = list(clauses) if clauses is not None else self.stated + counted(self.stated, self.counts)
         for clause in self.clauses:
             self.window.alike.expression(clause.matrix, clause.sorts, clause.span)
         self.ranges = [node for name in self.flat.vars for node in self.range_of(name, self.window.ref(name))]
         self.ranges += self.window.well_pointed()
         self.assumptions: list[Node] = [compare(">=", Ref(name), ZERO) for name in self.flat.symbols]
-        self.counts = dict(counts or {})
         for sort, const in self.counts.items():
             if sort not in system.instances or const not in system.consts:
                 raise Refused(f"'{const}' cannot count '{sort}': it must be a constant, and '{sort}' a sort")
@@ -113,6 +103,7 @@ class Parametric:
         self.unknown: dict[str, str] = {}
         self.queries = 0
         self.lifted = 0  # facts about rests that were used
+        self.facts: dict[tuple[str, str, str], tuple[Node, Node]] = {}
 
     def instances(self, clauses: Iterable[Clause], values: Sequence[int]) -> list[Goal]:
         """Every clause for every choice of instances from `values`, of those that exist."""
@@ -146,7 +137,7 @@ class Parametric:
                 if progress and place % 50 == 0:
                     progress(f"  induction: {place} of {len(self.flat.steps)} steps")
         self.obligations(solver)
-        if self.clauses != self.stated:
+        if self.elsewhere:
             self.covers(solver)
         figures: dict[str, float | int | str] = {
             "steps": len(self.flat.steps),
@@ -379,14 +370,24 @@ class _Case:
         in_play = [r for n, r in self.proof.window.rests.items() if n.endswith(("]", ")", self.mark or ")"))]
         for rest in in_play:
             if rest.kind == "any":
-                yield rest.sort, neg(rest.part), neg(rest.ref)
+                yield rest.sort, *self.fact("not", rest)
             else:
-                for op in (">=", "<="):
-                    yield rest.sort, compare(op, rest.part, ZERO), compare(op, rest.ref, ZERO)
+                yield rest.sort, *self.fact(">=", rest)
+                yield rest.sort, *self.fact("<=", rest)
         for one, two in itertools.permutations(in_play, 2):
             if one.sort == two.sort and one.kind == two.kind:
-                how = "implies" if one.kind == "any" else "<="
-                yield one.sort, compare(how, one.part, two.part), compare(how, one.ref, two.ref)
+                yield one.sort, *self.fact("implies" if one.kind == "any" else "<=", one, two)
+
+    def fact(self, op: str, one: Rest, two: Rest | None = None) -> tuple[Node, Node]:
+        """`op` of the parts and of the rests, made once, so that a solver reads it once."""
+        made = self.proof.facts
+        key = (op, one.ref.name, two.ref.name if two else "")
+        if key not in made and op == "not":
+            made[key] = (neg(one.part), neg(one.ref))
+        elif key not in made:
+            part, ref = (two.part, two.ref) if two else (ZERO, ZERO)
+            made[key] = (compare(op, one.part, part), compare(op, one.ref, ref))
+        return made[key]
 
     def ask(self) -> str:
         """One question to the solver."""

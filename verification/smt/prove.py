@@ -1,4 +1,4 @@
-"""The induction as `rlt-verify` asks it: spec files in, results out, nothing raised for want of an answer."""
+"""The proofs for any number, as `rlt-verify` asks them: files in, results out, nothing raised for want of an answer."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from rlt_fsm.load import load
 from rlt_fsm.model import System
 from verification.result import Result
 from verification.smt.parametric import SCOPE, Parametric
+from verification.smt.ranking import NAME, runs_end
 from verification.smt.window import Refused
 
 COUNTED = {"b": "destination_storage", "s": "source_storage"}  # sort -> the constant that counts its instances
@@ -33,3 +34,22 @@ def prove(
         return Parametric(system, counts(system) if counted is None else counted, timeout_s).run()
     except Refused as refused:
         return [Result("induction", "induction", "smt", SCOPE, "unknown", f"not asked: {refused}")]
+
+
+def prove_endings(
+    paths: list[str] | None, finite: Mapping[str, str] | None = None, timeout_s: float = QUERY_SECONDS_MAX
+) -> Result:
+    """Prove that every fair run of the spec under `paths` is finite; first the invariant that this leans on.
+
+    finite: actions that are taken to happen finitely often, with the reason.
+    """
+    system = load([Path(p) for p in paths] if paths else None).need_system()
+    try:
+        proof = Parametric(system, counts(system), timeout_s)
+        lost = [result.name for result in proof.run() if not result.holds]
+        if not lost:
+            return runs_end(proof, finite)
+        why = f"it leans on {', '.join(lost[:3])}{' and others' if lost[3:] else ''}, which did not hold"
+    except Refused as refused:
+        why = f"not asked: {refused}"
+    return Result(NAME, "ranking", "smt", SCOPE, "unknown", why)

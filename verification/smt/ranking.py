@@ -6,14 +6,19 @@ to be explained can raise it, for the instance that acts or for any other; it se
 lower it. What is settled needs no further explanation, which is what makes the measure lexicographic. Summed
 over the instances, component by component, the tuple falls at every settled step, and it is bounded below.
 
-So every run that takes the steps left open only finitely often, is finite. A step that can change nothing
-is no step here. The invariant is assumed: this is worth what its induction is worth
-(verification/smt/parametric.py).
+A step that nothing settles is left open. One with a budget happens finitely often by declaration. Another may be
+ended by fairness: where it is enabled some fair action of the same instance is enabled as well, stays enabled
+whatever else still happens, and is itself settled above everything that the open step can raise. Then a run
+that took the open step for ever would leave out that action for ever, and would not be fair.
+
+So every fair run in which the steps with a budget happen finitely often is finite. A step that can change
+nothing is no step here. The invariant is assumed: this is worth what its induction is worth
+(verification/smt/parametric.py). What the last state of a run looks like is not said here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from rlt_fsm.expr import BOOL, FALSE, INT, Const, Enum, Node, Op, conj, disj, fold, ite, neg, substitute
@@ -23,6 +28,10 @@ from verification.result import Result
 from verification.smt.parametric import SCOPE, Parametric, compare
 from verification.smt.reading import UNSAT
 from verification.smt.window import NAMED
+
+NAME = "runs_end"
+
+Numbered = tuple[int, Step]  # a step and its place
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,34 +44,40 @@ class Measure:
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """components: the measure, most significant first, each with the actions that it settles.
+    """What ends, and by what.
 
-    open: for each action that nothing settles, why. Every infinite run takes one of these for ever.
+    components: the measure, most significant first, each with the actions that it settles.
+    fair: for each action that fairness ends, the fair action that it makes possible.
+    finite: for each action that happens finitely often, who says so.
+    open: for each action that nothing ends, why. Every infinite fair run takes one of these for ever.
     """
 
     components: tuple[tuple[str, tuple[str, ...]], ...]
+    fair: Mapping[str, str]
+    finite: Mapping[str, str]
     open: Mapping[str, str]
 
 
-def rank(proof: Parametric, set_aside: Mapping[str, str] | None = None) -> Ranking:
+def rank(proof: Parametric, finite: Mapping[str, str] | None = None) -> Ranking:
     """The measure of the runs of `proof`'s system.
 
-    set_aside: actions that are not to be explained, with the reason; they are reported as open. An action
-    that may never happen by its fairness, and that nothing settles, is set aside as well.
+    finite: actions that are taken to happen finitely often, with the reason. One with a budget that nothing
+    settles is so as well.
     """
-    return _Search(proof, dict(set_aside or {})).run()
+    return _Search(proof, dict(finite or {})).run()
 
 
-def runs_end(proof: Parametric, but_for: Mapping[str, str]) -> Result:
-    """Proved if every run is finite that takes the actions of `but_for` only finitely often."""
-    found = rank(proof, but_for)
-    surplus = {name: why for name, why in found.open.items() if name not in but_for}
+def runs_end(proof: Parametric, finite: Mapping[str, str] | None = None) -> Result:
+    """Proved if every fair run is finite that takes each action of `finite`, or with a budget, finitely often."""
+    found = rank(proof, finite)
     figures: dict[str, float | int | str] = {"components": len(found.components), "open": len(found.open)}
-    if surplus:
-        why = "no measure settles " + "; ".join(f"{name} ({reason})" for name, reason in surplus.items())
-        return Result("runs_end", "ranking", "smt", SCOPE, "unknown", why, figures=figures)
-    why = "given the invariant, and that these happen finitely often: " + ", ".join(found.open) if found.open else ""
-    return Result("runs_end", "ranking", "smt", SCOPE, "proved", why, figures=figures)
+    if found.open:
+        why = "no measure settles " + "; ".join(f"{name} ({reason})" for name, reason in found.open.items())
+        return Result(NAME, "ranking", "smt", SCOPE, "unknown", why, figures=figures)
+    given = ["given the invariant"]
+    given += [f"that '{fair}' is fair, so that '{name}' ends" for name, fair in found.fair.items()]
+    given += [f"that '{name}' happens finitely often ({why})" for name, why in found.finite.items()]
+    return Result(NAME, "ranking", "smt", SCOPE, "proved", ", and ".join(given), figures=figures)
 
 
 def measures(proof: Parametric) -> Iterator[Measure]:
@@ -86,6 +101,12 @@ def measures(proof: Parametric) -> Iterator[Measure]:
                 yield Measure(f"states ahead of {family}", tuple((n, weigh(window.ref(n), ahead)) for n in names))
         else:
             yield Measure(family, tuple((n, window.ref(n)) for n in names))
+    for family, names in families.items():  # where what is left of a machine's rows is no cycle any more
+        kind = flat.vars[names[0]].type
+        if isinstance(kind, Enum):
+            for place, value in enumerate(kind.names):
+                is_it = [int(place == other) for other in range(len(kind.names))]
+                yield Measure(f"{family} is {value}", tuple((n, weigh(window.ref(n), is_it)) for n in names))
 
 
 def one(value: int) -> Const:
@@ -127,43 +148,108 @@ def states_ahead(machine: Machine) -> list[int]:
     return [level[name] for name in names]
 
 
+def is_first(step: Step) -> bool:
+    """Whether the step speaks for all of its kind."""
+    return all(value == 0 for _, value in (*step.index, *step.chosen))
+
+
 class _Search:
-    def __init__(self, proof: Parametric, set_aside: dict[str, str]) -> None:
+    """The search for a measure, with what was asked of it so far."""
+
+    def __init__(self, proof: Parametric, finite: dict[str, str]) -> None:
         self.proof = proof
-        self.aside = set_aside
+        self.finite = finite
         self.solver = proof.solver(proof.invariant)
         self.measures = list(measures(proof))
+        self.known: dict[tuple[int, str], str] = {}
         self.steps = [
             (place, step)
             for place, step in enumerate(proof.flat.steps)
-            if step.updates and all(v == 0 for _, v in (*step.index, *step.chosen))
+            if step.updates and is_first(step) and self.moves(step)
         ]
-        self.known: dict[tuple[int, str], str] = {}
 
     def run(self) -> Ranking:
         """Greedy, and complete for these candidates: a good component stays good when fewer steps are left."""
-        left = [(p, s) for p, s in self.steps if s.action not in self.aside and self.moves(p, s)]
-        components: list[tuple[str, tuple[str, ...]]] = []
-        open_: dict[str, str] = {name: why for name, why in self.aside.items()}
+        left = [(place, step) for place, step in self.steps if step.action not in self.finite]
+        components: list[tuple[Measure, list[Numbered]]] = []
+        loose: dict[str, str] = {}
         while left:
-            for measure in self.measures:
-                effects = [(place, step, self.effect(place, step, measure)) for place, step in left]
-                settled = [(p, s) for p, s, e in effects if e == "lowers"]
-                if settled and not any(e == "may raise" for _, _, e in effects):
-                    components.append((measure.name, tuple(dict.fromkeys(s.action for _, s in settled))))
-                    left = [item for item in left if item not in settled]
-                    break
-            else:
-                loose = {s.action: s for _, s in left if not s.fair}
-                if not loose:
-                    for _, step in left:
-                        open_.setdefault(step.action, "every candidate can rise again")
-                    break
-                for name in loose:
-                    budget = self.proof.system.actions[name].budget if name in self.proof.system.actions else ""
-                    open_[name] = f"at most '{budget}' times" if budget else "it may happen again and again, or never"
-                left = [(p, s) for p, s in left if s.action not in loose]
-        return Ranking(tuple(components), open_)
+            found = self.settle(left)
+            if found is not None:
+                components.append(found)
+                left = [item for item in left if item not in found[1]]
+                continue
+            names = dict.fromkeys(s.action for _, s in left if not s.fair)  # none of these need ever happen
+            names = names or dict.fromkeys(s.action for _, s in left)
+            helps = [n for n in names if self.settle([i for i in left if i[1].action != n])]
+            for name in helps[:1] or names:
+                action = self.proof.system.actions.get(name)
+                if action is not None and action.budget:
+                    self.finite[name] = f"at most '{action.budget}' times"
+                else:
+                    loose[name] = "every candidate may rise again"
+            left = [(place, step) for place, step in left if step.action not in {*loose, *self.finite}]
+        fair = {name: by for name in loose for by in [self.ended_by(name, list(loose), components)] if by}
+        return Ranking(
+            tuple((m.name, tuple(dict.fromkeys(s.action for _, s in settled))) for m, settled in components),
+            fair,
+            self.finite,
+            {name: why for name, why in loose.items() if name not in fair},
+        )
+
+    def settle(self, left: list[Numbered]) -> tuple[Measure, list[Numbered]] | None:
+        """The first candidate that is a component for `left`."""
+        return next(filter(None, (self.component(measure, left) for measure in self.measures)), None)
+
+    def component(self, measure: Measure, left: list[Numbered]) -> tuple[Measure, list[Numbered]] | None:
+        """The measure with the steps of `left` that it settles, if none of `left` can raise it."""
+        effects = [(item, self.effect(*item, measure)) for item in left]
+        settled = [item for item, effect in effects if effect == "lowers"]
+        return (measure, settled) if settled and all(effect != "may raise" for _, effect in effects) else None
+
+    def ended_by(self, name: str, loose: list[str], components: list[tuple[Measure, list[Numbered]]]) -> str:
+        """A fair action without which `name` cannot go on for ever; "" if none was found.
+
+        Above the first component that a loose step may raise, everything settled happens finitely often.
+        """
+        taken = [item for item in self.steps if item[1].action in loose]
+        settled: list[Numbered] = []
+        for measure, items in components:
+            if any(self.effect(*item, measure) == "may raise" for item in taken):
+                break
+            settled += items
+        going_on = [i for i in self.steps if i not in settled and i[1].action not in self.finite]
+        fair = {step.action: dict(step.index).keys() for _, step in settled if step.fair}
+        lowered = {place for place, _ in settled}
+        for place, step in enumerate(self.proof.flat.steps):
+            # all its steps must be settled: one that changes nothing would be fair, too
+            if step.action in fair and is_first(step) and place not in lowered and self.happens(step):
+                del fair[step.action]
+        mine = [item for item in taken if item[1].action == name]
+        for candidate, sorts in fair.items():
+            named = all(sorts <= dict(step.index).keys() for _, step in mine)
+            if named and all(self.after(i, self.enabled(candidate, sorts, 0), None) for i in mine):
+                on = [self.enabled(candidate, sorts, value) for value in (NAMED if sorts else NAMED[:1])]
+                if all(self.after(item, one, one) for item in going_on for one in on):
+                    return candidate
+        return ""
+
+    def enabled(self, action: str, sorts: Collection[str], value: int) -> Node:
+        """That some step of `action` can be taken, for the instance `value` of its sorts."""
+        steps = [s for s in self.proof.flat.steps if s.action == action and set(s.index) == {(k, value) for k in sorts}]
+        there = conj(*(self.proof.window.exists(sort, value) for sort in sorts))
+        return conj(there, disj(*(step.guard for step in steps)))
+
+    def after(self, item: Numbered, node: Node, before: Node | None) -> bool:
+        """Whether `node` holds where the step is taken: before it, or, where `before` did, after it."""
+        place, step = item
+        self.assume(step)
+        if before is not None:
+            self.solver.add(before)
+            node = self.proof.window.later(node, step.updates, f"'{place}")
+        out = self.holds(node)
+        self.solver.pop()
+        return out
 
     def assume(self, step: Step) -> None:
         """Open a frame in which `step` can happen."""
@@ -172,7 +258,14 @@ class _Search:
         self.solver.push()
         self.solver.add(step.guard, *(window.exists(s, v) for s, v in named.items()))
 
-    def moves(self, place: int, step: Step) -> bool:
+    def happens(self, step: Step) -> bool:
+        """Whether it can happen."""
+        self.assume(step)
+        answer = self.solver.check()
+        self.solver.pop()
+        return answer != UNSAT
+
+    def moves(self, step: Step) -> bool:
         """Whether it can happen and change anything."""
         window = self.proof.window
         same = [compare("==", window.ref(n), v) for n, v in step.updates.items()]

@@ -14,7 +14,7 @@ from typing import Any
 import cvc5
 import z3
 
-from rlt_fsm.expr import BOOL, Const, Node, Op, Ref, Type, read, refs
+from rlt_fsm.expr import BOOL, Const, Node, Op, Ref, Type, read
 
 SAT, UNSAT, UNKNOWN = "sat", "unsat", "unknown"
 
@@ -122,9 +122,16 @@ class Z3Solver(Solver):
         self.solver = z3.SolverFor("QF_LIA")
         self.solver.set("timeout", self.timeout_ms)
         self.model: Any = None
+        self.names: dict[str, Any] = {}
 
     def read(self, node: Node) -> Any:
-        return to_z3(node, lambda ref: variable(ref.name, ref.type))
+        return to_z3(node, self.named)
+
+    def named(self, ref: Ref) -> Any:
+        """The variable, made once."""
+        if ref.name not in self.names:
+            self.names[ref.name] = variable(ref.name, ref.type)
+        return self.names[ref.name]
 
     def add(self, *nodes: Node) -> None:
         self.solver.add(*(self.term(n) for n in nodes))
@@ -207,8 +214,3 @@ class Cvc5Solver(Solver):
     def value(self, node: Node) -> bool | int:
         found = self.solver.getValue(self.term(node))
         return bool(found.getBooleanValue()) if node.type == BOOL else int(found.getIntegerValue())
-
-
-def names(node: Node) -> frozenset[str]:
-    """The variables that `node` reads."""
-    return frozenset(ref.name for ref in refs(node))

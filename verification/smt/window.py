@@ -71,6 +71,11 @@ class Window(Grounder):
         self.alike = Alike(system, self.pointers)
         self.alike.check()
         self.build({})
+        for step in self.flat.steps:
+            named = [sort for sort, _ in (*step.index, *step.chosen)]
+            if len(named) > len(set(named)):
+                at = system.effects[step.effects[-1]].span if step.effects else system.span
+                raise Refused(f"{at}: '{step.label}' names two instances of one sort: {', '.join(named)}")
         for name, var in list(self.flat.vars.items()):
             if self.base(name) in self.pointers:
                 self.flat.vars[name] = FlatVar(name, var.type, var.lo, ELSEWHERE, var.init, var.world)
