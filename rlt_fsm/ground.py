@@ -35,6 +35,7 @@ from rlt_fsm.expr import (
     ite,
     neg,
     refs,
+    show,
 )
 from rlt_fsm.model import Action, Assignment, Channel, Ignore, Machine, Process, Property, System, Transition
 
@@ -83,11 +84,6 @@ class Step:
     group: str  # action and instances: the unit of fairness
     fair: str
     chosen: tuple[tuple[str, int], ...] = ()  # instances that the world picked for its effects
-
-    @property
-    def generation(self) -> int | None:
-        """The generation it belongs to, if any."""
-        return dict(self.index).get("r") if self.index else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,12 +335,11 @@ class Grounder:
             flat.steps.append(step)
             return
         names = list(action.fields)
-        guards: list[Node] = []
         for values in itertools.product(*action.fields.values()):
             fields: dict[str, Node | str] = {
                 k: v if isinstance(v, str) else self.expr(v, binding) for k, v in zip(names, values, strict=True)
             }
-            guards += self.joint(
+            guards = self.joint(
                 label,
                 action.name,
                 binding,
@@ -358,9 +353,11 @@ class Grounder:
                 label,
                 action.fair,
             )
-        if not action.offered:
-            pending = conj(when, self.alive(action.process))
-            flat.obligations.append(Obligation(f"handled:{label}", pending, disj(*guards), tuple(binding.items())))
+            if not action.offered:  # the world may choose any of the values, so each must be taken
+                pending = conj(when, self.alive(action.process))
+                said = "".join(f" {k}={v if isinstance(v, str) else show(v)}" for k, v in fields.items())
+                name = f"handled:{label}" + (said if any(len(v) > 1 for v in action.fields.values()) else "")
+                flat.obligations.append(Obligation(name, pending, disj(*guards), tuple(binding.items())))
 
     def delivery_steps(self, name: str, r: int | None, place: int) -> None:
         channel = self.system.channels[name]

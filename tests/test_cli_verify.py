@@ -23,7 +23,7 @@ def test_the_shipped_spec_holds(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "--quiet"]) == 0
     out = capsys.readouterr().out
     assert "0 refuted, 0 unknown" in out
-    assert "no_write_after_reuse" in out and "induction (any number of chunks)" in out
+    assert "no_write_after_reuse" in out and "induction for any number of requests (z3)" in out
     assert "rows that no scope fires" not in out
 
 
@@ -44,6 +44,35 @@ def test_induction_alone_does_not_call_an_invariant_refuted(broken: str, capsys:
     """Goal: a step that is not kept proves nothing reachable. Method: the solver alone on the broken copy."""
     assert main(["run", "--quiet", "--spec", broken, "--backend", "smt"]) == 3
     assert "not kept by step 'settle_destination" in capsys.readouterr().out
+
+
+def test_a_second_solver_and_a_measure_can_be_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    """Goal: the stored invariant by cvc5, and endings by z3. Method: each alone; conditions are printed with a proof."""
+    assert main(["run", "--quiet", "--backend", "cvc5"]) == 0
+    assert "no_write_after_reuse" in (out := capsys.readouterr().out) and "(cvc5)" in out
+
+    assert main(["run", "--quiet", "--backend", "smt", "--only", "runs_end"]) == 0
+    assert "runs_end is proved given the invariant" in capsys.readouterr().out
+
+
+def test_a_stored_invariant_of_another_spec_is_no_proof(broken: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Goal: a proof belongs to one spec. Method: an edited copy, asked of the second solver alone."""
+    assert main(["run", "--quiet", "--backend", "cvc5", "--spec", broken]) == 3
+    assert "unknown: induction: not asked" in capsys.readouterr().out
+
+
+def test_a_hunt_finds_and_does_not_prove(broken: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Goal: bounded model checking says what it found, and no more. Method: a broken copy; the shipped spec; a typo."""
+    asked = ["hunt", "--scope", "no_slot", "--only", "no_write_after_reuse", "--free", "cancels", "--seconds", "60"]
+    assert main([*asked, "--spec", broken, "--depth", "16"]) == 1
+    out = capsys.readouterr().out
+    assert "REFUTED no_write_after_reuse" in out and "confirmed: the compiled classes take all" in out
+
+    assert main([*asked, "--depth", "6"]) == 3
+    assert "nothing found in no_slot: no counterexample up to depth 6" in capsys.readouterr().out
+
+    assert main(["hunt", "--scope", "no_slt"]) == 2
+    assert "no scope 'no_slt'" in capsys.readouterr().err
 
 
 def test_one_property_and_one_scope_can_be_asked(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,11 +10,12 @@ from pathlib import Path
 
 from rlt_fsm.errors import SpecError
 from rlt_fsm.load import load
+from rlt_fsm.model import Spec
 from verification.confirm import confirm
 from verification.report.coverage import join
 from verification.report.files import here, write
 from verification.result import Result
-from verification.run import BACKENDS, Report, base_name, run
+from verification.run import BACKENDS, DEFAULT, Report, base_name, run
 from verification.show import counterexample
 
 EPILOG = """\
@@ -23,7 +24,9 @@ examples:
   rlt-verify run --scope full             every scope
   rlt-verify run --scope one_everything   one scope
   rlt-verify run --only no_write_after_reuse
+  rlt-verify run --backend all            also a second solver, which believes nothing of the first
   rlt-verify run --spec my_copy/          a copy of the spec that you have edited
+  rlt-verify hunt --scope r1_k3           bounded model checking: shortest counterexample, no proof
   rlt-verify run --report proof.html      one page of everything, and JUnit, SARIF and ITF files beside it
 
 exit codes: 0 everything holds, 1 something does not (with a trace), 2 bad usage or bad spec, 3 unknown
@@ -38,7 +41,7 @@ def main(argv: list[str] | None = None) -> int:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="run")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     asks = commands.add_parser(
         "run", help="check every property", epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -48,7 +51,10 @@ def main(argv: list[str] | None = None) -> int:
     asks.add_argument("--scope", default="quick", help="quick, full, or the name of a scope (default: quick)")
     asks.add_argument("--only", metavar="NAME", help="one property")
     asks.add_argument(
-        "--backend", choices=BACKENDS, action="append", help="one method only; may be given again (default: all)"
+        "--backend",
+        choices=(*BACKENDS, "all"),
+        action="append",
+        help=f"one method only, or all; may be given again (default: {', '.join(DEFAULT)})",
     )
     asks.add_argument(
         "--save", metavar="DIR", type=Path, help="write each counterexample there as a trace for rlt-spec replay"
@@ -60,13 +66,24 @@ def main(argv: list[str] | None = None) -> int:
         help="write the run as a page: properties by method, lemmas, coverage, counterexamples as charts",
     )
     asks.add_argument("--quiet", action="store_true", help="no progress on stderr")
+    hunts = commands.add_parser("hunt", help="look for a counterexample with a solver: free constants, no budgets")
+    hunts.add_argument(
+        "--spec", metavar="PATH", action="append", help="spec directory or file (default: the shipped spec)"
+    )
+    hunts.add_argument("--scope", required=True, help="the scope whose sizes, constants and start are taken")
+    hunts.add_argument("--depth", type=int, default=12, metavar="N", help="longest run (default: %(default)s steps)")
+    hunts.add_argument("--only", metavar="NAME", action="append", default=[], help="one property; may be given again")
+    hunts.add_argument("--free", metavar="CONST", action="append", default=[], help="leave a constant to the solver")
+    hunts.add_argument("--seconds", type=float, default=60.0, help="hard stop (default: %(default)g)")
     args = parser.parse_args(argv)
     try:
         spec = load(args.spec)
     except SpecError as error:
         print(error.show(), file=sys.stderr)
         return 2
-    backends = tuple(args.backend or BACKENDS)
+    if args.command == "hunt":
+        return _hunt(spec, args)
+    backends = BACKENDS if "all" in (args.backend or ()) else tuple(args.backend or DEFAULT)
     progress = None if args.quiet else (lambda text: print(text, file=sys.stderr, flush=True))
     try:
         if args.report is not None and args.report.suffix != ".html":
@@ -89,6 +106,33 @@ def main(argv: list[str] | None = None) -> int:
     return report.exit_code
 
 
+def _hunt(spec: Spec, args: argparse.Namespace) -> int:
+    """Bounded model checking of one scope. Exit code: 1 found something, 3 found nothing, which proves nothing."""
+    from verification.smt.bmc import hunt
+
+    system = spec.need_system()
+    scope = system.scopes.get(args.scope)
+    names = {p.name for p in system.properties}
+    unknown = next((n for n in args.only if n not in names), None) or next(
+        (n for n in args.free if n not in system.consts), None
+    )
+    if scope is None or unknown is not None:
+        what, known = ("scope", system.scopes) if scope is None else ("property or constant", names | {*system.consts})
+        given = args.scope if scope is None else unknown
+        print(f"rlt-verify hunt: no {what} '{given}'; known: {', '.join(sorted(known))}", file=sys.stderr)
+        return 2
+    consts = {name: value for name, value in scope.consts.items() if name not in args.free}
+    found = hunt(system, scope.sizes, args.depth, consts, scope.start, args.only, args.seconds)
+    result = found.result
+    if result.verdict != "refuted" or result.trace is None:
+        print(f"nothing found in {scope.name}: {result.why}")
+        return 3
+    print(f"REFUTED {result.name} in {result.scope}: {result.why}")
+    print(counterexample(found.flat, result.trace))
+    print(confirm(found.flat, result.trace, spec.digest, None))
+    return 1
+
+
 def table(report: Report) -> str:
     """One line a property: verdict, and by what."""
     rows: dict[str, list[Result]] = defaultdict(list)
@@ -108,10 +152,13 @@ def table(report: Report) -> str:
         )
     for scope in report.skipped:
         lines.append(f"{scope:22} not run: an earlier scope refuted a property")
-    solved = next((r.figures for r in report.results if r.method == "smt" and r.figures), None)
-    if solved is not None:
-        counted = f"{solved['steps']:>10,} steps  {solved['conjuncts']:>11,} conjuncts"
-        lines.append(f"{'induction':22} {counted} {solved['seconds']:>21} s")
+    for method, name in (("smt", "induction, z3"), ("cvc5", "induction, cvc5")):
+        solved = next((r.figures for r in report.results if r.method == method and r.figures), None)
+        if solved is not None:
+            counted = f"{solved['steps']:>10,} steps  {solved['conjuncts']:>11,} conjuncts"
+            lines.append(f"{name:22} {counted} {solved['seconds']:>21} s")
+    for why in dict.fromkeys(r.why for r in report.results if r.holds and r.kind == "ranking" and r.why):
+        lines.append(f"runs_end is proved {why}")
     if report.never_fired:
         lines.append(f"rows that no scope fires: {', '.join(report.never_fired)}")
     if not report.refuted:
@@ -140,7 +187,12 @@ def methods(items: list[Result]) -> str:
     parts = [f"{len(scopes)} scope{'s' if len(scopes) > 1 else ''}"] if scopes else []
     if any(i.method == "refinement" for i in items):
         parts.append("numbered partitions")
-    return ", ".join(parts + (["induction (any number of chunks)"] if any(i.method == "smt" for i in items) else []))
+    solvers = [name for method, name in (("smt", "z3"), ("cvc5", "cvc5")) if any(i.method == method for i in items)]
+    if solvers:
+        parts.append(f"induction for any number of requests ({', '.join(solvers)})")
+    if any(i.method == "ranking" for i in items):
+        parts.append("a measure that falls, for any number of requests")
+    return ", ".join(parts)
 
 
 def refutation(report: Report, result: Result, digest: str = "", save: Path | None = None) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 from rlt_fsm import trace as trace_format
 from rlt_fsm.compile import CompiledProcess, compile_process
 from rlt_fsm.errors import IllegalEvent
-from rlt_fsm.expr import BOOL, Const, Enum, Node, Ref, evaluate
+from rlt_fsm.expr import BOOL, Const, Enum, Node, Ref, conjuncts, evaluate, show
 from rlt_fsm.ground import Flat, Step
 from rlt_fsm.trace import TraceRing
 from verification.result import Trace
@@ -101,16 +101,21 @@ def confirm(flat: Flat, trace: Trace, digest: str = "", save: Path | None = None
     """
     runtime = Runtime(flat, digest)
     state = {}
+    seen: list[dict[str, int]] = []
     for name, var in flat.vars.items():
         assert isinstance(var.init, Const)
         state[name] = int(var.init.value)
     for number, move in enumerate(trace.moves):
         step = flat.steps[move.step]
         before = dict(state)
+        seen.append(before)
+        false = [show(part) for part in conjuncts(step.guard) if not evaluate(part, reader(flat, before))]
+        if false:  # the classes do not know the world, nor what is on its way
+            return f"NOT CONFIRMED at step {number + 1} ({move.label}): false there: {', '.join(false)}"
         for name, node in step.updates.items():
             state[name] = int(evaluate(node, reader(flat, before)))
         if not step.event:
-            runtime.rings["coordinator"].world(step.action)
+            next(iter(runtime.rings.values())).world(step.action)
             continue
         try:
             runtime.take(step, runtime.concrete(step, before))
@@ -122,6 +127,8 @@ def confirm(flat: Flat, trace: Trace, digest: str = "", save: Path | None = None
                     f"NOT CONFIRMED at step {number + 1} ({move.label}): '{name}' is {value} in the compiled "
                     f"classes and {state[name]} in the checker"
                 )
+    if trace.loop is not None and trace.loop < len(seen) and seen[trace.loop] != state:
+        return f"NOT CONFIRMED: after its last step the run is not back where step {trace.loop + 1} began"
     if save is not None:
         traces = [ring.trace("counterexample") for ring in runtime.rings.values()]
         trace_format.save(save, trace_format.merge(traces))

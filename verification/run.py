@@ -6,26 +6,26 @@ unknown otherwise. Rows of the tables that no scope of the run ever fires are re
 
 from __future__ import annotations
 
-import multiprocessing
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rlt_fsm.ground import Flat, ground
-from rlt_fsm.load import load
 from rlt_fsm.model import ScopeDef, Spec, Transition
 from verification import liveness, refinement
 from verification.explicit import search
 from verification.report.coverage import Coverage, from_graph
 from verification.result import Result
+from verification.smt.apart import Apart, Stopped
 
-GENERATIONS = 2  # that the induction spells out; chunks, steps and faults are without bound
 SMT_SECONDS_MAX = 240.0  # hard stop: the solver's own time-out is not always honoured
 
-BACKENDS = ("explicit", "refinement", "smt")
+BACKENDS = ("explicit", "refinement", "smt", "cvc5")
+DEFAULT = ("explicit", "refinement", "smt")  # what needs nothing but the spec
+
+SOLVERS = {"smt": "induction and ranking by z3", "cvc5": "the stored invariant again by cvc5"}
+ENDINGS = "runs_end"  # as verification.smt.ranking.NAME; the solver itself is loaded only in its own process
 
 Progress = Callable[[str], None]
 
@@ -63,7 +63,7 @@ def run(
     paths: list[str] | None,
     suite: str = "quick",
     only: str | None = None,
-    backends: tuple[str, ...] = BACKENDS,
+    backends: tuple[str, ...] = DEFAULT,
     progress: Progress | None = None,
     stop_early: bool = True,
     cover: bool = False,
@@ -77,7 +77,11 @@ def run(
     system = spec.need_system()
     report = Report()
     say = progress or (lambda text: None)
-    solver = _Solver(paths) if "smt" in backends and only_is_safety(spec, only) else None
+    solvers = {
+        name: Apart(work, paths, seconds_max=SMT_SECONDS_MAX)
+        for name, work in (("smt", _prove), ("cvc5", _recheck))
+        if name in backends and (only_is_safety(spec, only) or (only == ENDINGS and name == "smt"))
+    }
     scopes = [s for s in system.scopes.values() if suite in s.suites or suite == s.name]
     if not scopes and set(backends) & {"explicit", "spin"}:
         raise LookupError(f"no scope or suite '{suite}'; suites: quick, full; scopes: {', '.join(system.scopes)}")
@@ -86,9 +90,9 @@ def run(
     if "refinement" in backends and only in (None, refinement.NAME) and refinement.applies(system):
         say(f"refinement: {refinement.SCOPE}")
         report.results.append(refinement.check(system))
-    if solver is not None:
-        say(f"induction: any number of chunks, {GENERATIONS} generations that share everything")
-        report.results += solver.wait()
+    for name, solver in solvers.items():
+        say(f"{SOLVERS[name]}: any number of generations, storages and chunks")
+        report.results += _wait(name, solver)
     if only is not None:
         report.results = [r for r in report.results if base_name(r.name) == only or r.verdict == "refuted"]
         if not report.results:
@@ -111,9 +115,12 @@ def _explore(
     say = progress or (lambda text: None)
     witnessed: set[str] = set()
     fired: set[tuple[str, int]] = set()
+    silent: list[str] = []  # why a scope answers no liveness, or less than all of its states
+    cut = False
     for scope in scopes:
         if stop_early and report.refuted:
             report.skipped.append(scope.name)
+            silent.append(f"'{scope.name}' was not run")
             continue
         flat = ground(system, scope.sizes, scope.consts, scope.start)
         report.flats[scope.name] = flat
@@ -137,20 +144,29 @@ def _explore(
             for _, row in flat.steps[place].rows:
                 if isinstance(row, Transition):
                     fired.add((row.machine, row.place))
+        cut = cut or bool(found.stopped)
         if found.graph is None:
+            silent.append(f"'{scope.name}': {found.stopped or 'it has symmetry'}")
             continue
         if cover:
             say(f"{scope.name}: rows and guard outcomes")
             report.coverage.append(from_graph(found.graph, found.fired, spec.digest, known=report.coverage))
         asked = liveness.check(found.graph, scope.name)
         report.results += [r for r in asked if not scope.asks or base_name(r.name) in scope.asks]
-    if not any(suite in s.suites for s in scopes):
+    whole_suite = any(suite in s.suites for s in scopes)
+    answered = {base_name(r.name) for r in report.results}
+    for prop in system.properties:
+        owed = whole_suite or any(not s.symmetry and (not s.asks or prop.name in s.asks) for s in scopes)
+        if prop.kind in ("possible", "leads_to") and owed and prop.name not in answered:
+            why = f"no scope of this run answers it: {'; '.join(silent) or 'none asks it'}"
+            report.results.append(Result(prop.name, prop.kind, "explicit", suite, "unknown", why))
+    if not whole_suite:
         return  # one scope need not show every witness, nor fire every row
     for prop in system.properties:
         if prop.kind == "sometimes":
             seen = prop.name in witnessed
             why = "" if seen else "no scope of this run has a state with it"
-            verdict = "proved" if seen else "unknown" if report.skipped else "refuted"
+            verdict = "proved" if seen else "unknown" if report.skipped or cut else "refuted"
             report.results.append(Result(prop.name, "sometimes", "explicit", suite, verdict, why))
     if not report.skipped:
         used = {m for p in system.processes.values() for m in p.machines} | {
@@ -173,38 +189,31 @@ def only_is_safety(spec: Spec, only: str | None) -> bool:
     return any(p.name == only and p.kind in ("always", "lemma") for p in spec.need_system().properties)
 
 
-class _Solver:
-    """The induction in a process of its own, ended by force when it takes too long."""
+def _prove(paths: list[str] | None) -> list[Result]:
+    """The induction and the ranking, in a process of their own."""
+    from verification.smt.prove import prove_all
 
-    def __init__(self, paths: list[str] | None) -> None:
-        context = multiprocessing.get_context("spawn")
-        self.pipe, child = context.Pipe(duplex=False)
-        self.process = context.Process(target=_solve, args=(child, paths), daemon=True)
-        self.process.start()
-        child.close()
-        self.deadline = time.monotonic() + SMT_SECONDS_MAX
-
-    def wait(self) -> list[Result]:
-        """Its results; one Unknown if it died or had to be stopped."""
-        why = f"the solver was stopped after {SMT_SECONDS_MAX:.0f} s"
-        try:
-            if self.pipe.poll(max(0.0, self.deadline - time.monotonic())):
-                results: list[Result] = self.pipe.recv()
-                return results
-        except EOFError:
-            why = "the solver's process died"
-        finally:
-            self.process.kill()
-            self.process.join()
-        return [Result("induction", "induction", "smt", "any chunks", "unknown", why)]
+    return prove_all(paths)
 
 
-def _solve(pipe: Connection, paths: list[str] | None) -> None:
-    from verification.smt.induction import Induction
+def _recheck(paths: list[str] | None) -> list[Result]:
+    """The stored invariant by the second solver, in a process of its own."""
+    from verification.smt.stored import StoredError, check
+    from verification.smt.window import Refused
 
-    system = load([Path(p) for p in paths] if paths else None).need_system()
-    sizes = dict.fromkeys(system.instances, 1) | {system.generation: GENERATIONS}
-    storages = {"source_storage": 1, "destination_storage": 1}
-    flat = ground(system, sizes, {k: v for k, v in storages.items() if k in system.consts})
-    pipe.send(Induction(flat).run())
-    pipe.close()
+    try:
+        return [replace(result, method="cvc5") for result in check(paths)]
+    except (StoredError, Refused) as error:
+        return [_unanswered("cvc5", f"not asked: {error}")]
+
+
+def _wait(name: str, solver: Apart[list[Result]]) -> list[Result]:
+    """The solver's results; one Unknown if it died or had to be stopped."""
+    try:
+        return solver.wait()
+    except Stopped as stopped:
+        return [_unanswered(name, str(stopped))]
+
+
+def _unanswered(method: str, why: str) -> Result:
+    return Result("induction", "induction", method, "any number", "unknown", why)

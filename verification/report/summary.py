@@ -43,6 +43,10 @@ BUILT_IN: dict[str, tuple[str, str]] = {
         "coverage by ranges",
         "Counting partitions loses nothing: D takes a prompt for whole exactly when every range has landed.",
     ),
+    "ranking": (
+        "every fair run is finite",
+        "For any number of requests and chunks: a measure falls with every step that fairness does not end.",
+    ),
     "induction": ("the solver gave answers", "Its process ended by itself and in time."),
 }
 

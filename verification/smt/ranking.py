@@ -73,11 +73,11 @@ def runs_end(proof: Parametric, finite: Mapping[str, str] | None = None) -> Resu
     figures: dict[str, float | int | str] = {"components": len(found.components), "open": len(found.open)}
     if found.open:
         why = "no measure settles " + "; ".join(f"{name} ({reason})" for name, reason in found.open.items())
-        return Result(NAME, "ranking", "smt", SCOPE, "unknown", why, figures=figures)
+        return Result(NAME, "ranking", "ranking", SCOPE, "unknown", why, figures=figures)
     given = ["given the invariant"]
     given += [f"that '{fair}' is fair, so that '{name}' ends" for name, fair in found.fair.items()]
     given += [f"that '{name}' happens finitely often ({why})" for name, why in found.finite.items()]
-    return Result(NAME, "ranking", "smt", SCOPE, "proved", ", and ".join(given), figures=figures)
+    return Result(NAME, "ranking", "ranking", SCOPE, "proved", ", and ".join(given), figures=figures)
 
 
 def measures(proof: Parametric) -> Iterator[Measure]:
