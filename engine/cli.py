@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from engine.config import CacheConfig, ConfigError, SamplingParams
 from engine.embedded.files import directory
 from engine.models.registry import UnsupportedModel
+from engine.offline import Engine, Prompt, answer_all, answer_file, read_prompts
 from engine.pd.config import PDConfig
 
 EPILOG = """\
 examples:
   rlt-engine generate "a71 q03 b55 ?qb="             the embedded model, prefill and decode apart
-  rlt-engine generate --single --file prompts.jsonl  one process, for comparison
+  rlt-engine generate --single --prompts in.jsonl    one process, for comparison
+  rlt-engine generate --prompts in.jsonl --out out.jsonl
+                                                     answer a file; run it again to go on where it was stopped
   rlt-engine demo --trace runs/demo                  answer the shipped prompts and show every handoff
 
 exit codes: 0 done, 1 something did not hold, 2 bad usage
@@ -37,11 +42,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     generate = commands.add_parser("generate", help="answer prompts", description="Answer prompts and print them.")
     generate.add_argument("prompt", nargs="*", help="prompts")
     generate.add_argument(
-        "--file", type=Path, metavar="FILE", help="JSON lines with a `prompt` and perhaps `max_tokens`"
+        "--prompts",
+        "--file",
+        type=Path,
+        metavar="FILE.jsonl",
+        help="JSON lines: `prompt` or `prompt_ids`, perhaps `id`, and perhaps any sampling field, such as max_tokens",
+    )
+    generate.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE.jsonl",
+        help="write an answer or an error per prompt there, as each ends; ids that it has already are not asked again",
     )
     generate.add_argument("--single", action="store_true", help="one process instead of prefill and decode workers")
     _common(generate)
     generate.add_argument("--max-tokens", type=int, default=64, help="output tokens at most (default: 64)")
+    generate.add_argument("--top-k", type=int, default=0, help="keep the k likeliest tokens; 0 keeps all (default)")
+    generate.add_argument("--top-p", type=float, default=1.0, help="keep the likeliest mass p; 1 keeps all (default)")
+    generate.add_argument("--stop", action="append", default=[], help="a text that ends the output; may be repeated")
     generate.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default)")
     generate.add_argument("--seed", type=int, help="of each request's own random stream")
     demo = commands.add_parser(
@@ -95,34 +113,40 @@ def _params(args: argparse.Namespace, max_tokens: int) -> SamplingParams:
 
 
 def _generate(args: argparse.Namespace) -> int:
-    prompts = [(text, args.max_tokens) for text in args.prompt]
-    if args.file is not None:
-        for number, line in enumerate(args.file.read_text(encoding="utf-8").splitlines(), 1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-                prompts.append((row["prompt"], int(row.get("max_tokens", args.max_tokens))))
-            except (ValueError, KeyError, TypeError) as error:
-                raise ConfigError(
-                    "file", f"{args.file}:{number}", f"is no JSON object with a prompt: {error}"
-                ) from error
+    defaults = replace(_params(args, args.max_tokens), top_k=args.top_k, top_p=args.top_p, stop=tuple(args.stop))
+    prompts = [Prompt(f"prompt-{n}", text, defaults) for n, text in enumerate(args.prompt, 1)]
+    if args.prompts is not None:
+        prompts += read_prompts(args.prompts, defaults)
     if not prompts:
-        raise ConfigError("prompt", "", "give prompts, or --file")
-    texts, params = [p for p, _ in prompts], [_params(args, n) for _, n in prompts]
+        raise ConfigError("prompt", "", "give prompts, or --prompts FILE.jsonl")
+    with _engine(args) as engine:
+        if args.out is not None:
+            tally = answer_file(engine, prompts, args.out, lambda text: print(text, file=sys.stderr, flush=True))
+            print(f"{args.out}: {tally.answered} answered, {tally.failed} refused, {tally.skipped} there before")
+            return 1 if tally.failed else 0
+        answers: dict[str, dict[str, Any]] = {}
+        tally = answer_all(engine, prompts, lambda row: answers.update({row["id"]: row}))
+        for prompt in prompts:
+            row = answers[prompt.id]
+            if "error" in row:
+                print(f"rlt-engine: {prompt.id}: {row['error']}", file=sys.stderr)
+            else:
+                print(row["text"] if row["text"] is not None else row["token_ids"])
+        return 1 if tally.failed else 0
+
+
+@contextlib.contextmanager
+def _engine(args: argparse.Namespace) -> Iterator[Engine]:
+    """One process, or a prefill and a decode worker."""
     if args.single:
         from engine.local import LLMEngine
 
-        single = LLMEngine(args.model, CacheConfig(args.num_blocks), device=args.decode)
-        for answer in single.generate(texts, params):
-            print(answer.text)
-        return 0
-    from engine.pd.engine import PDEngine
+        yield LLMEngine(args.model, CacheConfig(args.num_blocks), device=args.decode)
+    else:
+        from engine.pd.engine import PDEngine
 
-    with PDEngine(args.model, _pd_config(args)) as engine:
-        for output in engine.generate(texts, params):
-            print(output.text)
-    return 0
+        with PDEngine(args.model, _pd_config(args)) as engine:
+            yield engine
 
 
 def _pd_config(args: argparse.Namespace, trace: Path | None = None) -> PDConfig:

@@ -1,9 +1,9 @@
 """Answer a file of prompts into a file of outputs; what is done stays done when it is stopped and started again.
 
 A line of the prompts is a JSON object: `prompt` (a text) or `prompt_ids`, perhaps an `id`, and perhaps any field of
-SamplingParams, which goes before the defaults of the run. A line of the outputs has the id, `text`, `token_ids`,
-`exit_depths`, `finish_reason` and the log-probabilities that were asked for; or `error`, where this prompt cannot be
-served. Lines are written as requests end, so their order is not that of the prompts.
+SamplingParams, which goes before the defaults of the run; other fields are refused by name. A line of the outputs has the
+id, `text`, `token_ids`, `exit_depths`, `finish_reason` and the log-probabilities that were asked for; or `error`, where
+this prompt cannot be served. Lines are written as requests end, so their order is not that of the prompts.
 """
 
 from __future__ import annotations
@@ -11,15 +11,19 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from engine.config import ConfigError, SamplingParams
+from engine.schedule.scheduler import SchedulerError
 
 IN_FLIGHT_MAX = 256
 """Requests that the engine holds at a time: enough to fill any batch, few enough for a file of any length."""
+
+PROGRESS_SECONDS = 2.0
 
 _FIELDS = {f.name for f in fields(SamplingParams)}
 
@@ -52,7 +56,9 @@ class Answer(Protocol):
 class Engine(Protocol):
     """LLMEngine or PDEngine."""
 
-    def add_request(self, prompt: str | Sequence[int], params: SamplingParams, request_id: str | None = None) -> str: ...
+    def add_request(
+        self, prompt: str | Sequence[int], params: SamplingParams, request_id: str | None = None
+    ) -> str: ...
 
     def step(self) -> Sequence[Answer]: ...
 
@@ -90,7 +96,9 @@ def read_prompts(path: Path, defaults: SamplingParams) -> list[Prompt]:
                 continue
             prompt = _prompt(f"line-{number}", line, defaults)
             if prompt.id in places:
-                raise ConfigError("id", prompt.id, f"{path} has it in lines {places[prompt.id]} and {number}; ids are unique")
+                raise ConfigError(
+                    "id", prompt.id, f"{path} has it in lines {places[prompt.id]} and {number}; ids are unique"
+                )
             places[prompt.id] = number
             prompts.append(prompt)
     return prompts
@@ -102,17 +110,22 @@ def _prompt(name: str, line: str, defaults: SamplingParams) -> Prompt:
         if not isinstance(row, dict):
             raise ConfigError("line", type(row).__name__, "give a JSON object")
         name = str(row.pop("id", name))
-        text, ids = row.pop("prompt", None), row.pop("prompt_ids", None)
+        text: Any = row.pop("prompt", None)
+        ids: Any = row.pop("prompt_ids", None)
         if (text is None) == (ids is None):
             raise ConfigError("prompt", text, "give either prompt or prompt_ids")
         if text is not None and not isinstance(text, str):
             raise ConfigError("prompt", text, "give a text, or token ids as prompt_ids")
         if ids is not None and not (isinstance(ids, list) and all(type(i) is int for i in ids)):
             raise ConfigError("prompt_ids", ids, "give a list of token ids")
-        params = replace(defaults, **{key: value for key, value in row.items() if key in _FIELDS})
+        strange = next((key for key in row if key not in _FIELDS), None)
+        if strange is not None:
+            raise ConfigError(strange, row[strange], f"is no field of a prompt; known: {', '.join(sorted(_FIELDS))}")
+        given: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in row.items()}
+        params = replace(defaults, **given)
     except (ValueError, TypeError) as error:
         return Prompt(name, "", defaults, f"{error}")
-    return Prompt(name, text if text is not None else ids, params)
+    return Prompt(name, ids if text is None else text, params)
 
 
 def answered(path: Path) -> set[str]:
@@ -146,25 +159,56 @@ def answer_file(
     An error of one prompt is its output; an error of the engine ends the run, and loses only what was in flight.
     """
     done = answered(out)
-    tally = Tally(skipped=sum(p.id in done for p in prompts))
-    rest = (p for p in prompts if p.id not in done)
-    total, started, shown = len(prompts) - tally.skipped, time.monotonic(), time.monotonic()
     out.parent.mkdir(parents=True, exist_ok=True)
     with out.open("a", encoding="utf-8") as file:
-        flying: set[str] = set()
-        for _ in _fill(engine, rest, flying, file, tally):
-            for answer in engine.step():
-                if answer.request_id in flying:
-                    flying.discard(answer.request_id)
-                    tally.answered += 1
-                    tally.tokens += len(answer.token_ids)
-                    _write(file, output_of(answer))
-            now = time.monotonic()
-            if progress is not None and now - shown > 2:
-                shown = now
-                ended, rate = tally.answered + tally.failed, tally.tokens / (now - started)
-                progress(f"{ended} of {total} done, {len(flying)} in flight, {rate:,.0f} tokens/s")
+
+        def write(row: dict[str, Any]) -> None:
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+            file.flush()
+
+        tally = answer_all(engine, [p for p in prompts if p.id not in done], write, progress)
+    return replace(tally, skipped=sum(p.id in done for p in prompts))
+
+
+def answer_all(
+    engine: Engine,
+    prompts: Sequence[Prompt],
+    write: Callable[[dict[str, Any]], None],
+    progress: Callable[[str], None] | None = None,
+) -> Tally:
+    """Answer every prompt; `write` gets the line of each as it ends."""
+    tally, rest, flying = Tally(), deque(prompts), set[str]()
+    started = shown = time.monotonic()
+    while rest or flying:
+        while rest and len(flying) < IN_FLIGHT_MAX:
+            prompt = rest.popleft()
+            error = prompt.error or _ask(engine, prompt)
+            if error:
+                tally.failed += 1
+                write({"id": prompt.id, "error": error})
+            else:
+                flying.add(prompt.id)
+        for answer in engine.step() if flying else ():
+            if answer.request_id in flying:
+                flying.discard(answer.request_id)
+                tally.answered += 1
+                tally.tokens += len(answer.token_ids)
+                write(output_of(answer))
+        now = time.monotonic()
+        if progress is not None and now - shown > PROGRESS_SECONDS:
+            shown = now
+            ended, rate = tally.answered + tally.failed, tally.tokens / (now - started)
+            progress(f"{ended} of {len(prompts)} done, {len(flying)} in flight, {rate:,.0f} tokens/s")
     return tally
+
+
+def _ask(engine: Engine, prompt: Prompt) -> str:
+    """Queue it; why it cannot be served, or "" where it can."""
+    try:
+        engine.add_request(prompt.prompt, prompt.params, prompt.id)
+    except (ConfigError, SchedulerError) as refused:
+        return str(refused)
+    return ""
 
 
 def output_of(answer: Answer) -> dict[str, Any]:
@@ -181,32 +225,3 @@ def output_of(answer: Answer) -> dict[str, Any]:
     if any(answer.top_logprobs):
         row["top_logprobs"] = answer.top_logprobs
     return row
-
-
-def _fill(engine: Engine, rest: Iterator[Prompt], flying: set[str], file: Any, tally: Tally) -> Iterator[None]:
-    """Keep the engine supplied; yields once per step that it should make, until nothing is left."""
-    more = True
-    while True:
-        while more and len(flying) < IN_FLIGHT_MAX:
-            prompt = next(rest, None)
-            if prompt is None:
-                more = False
-                break
-            error = prompt.error
-            if not error:
-                try:
-                    engine.add_request(prompt.prompt, prompt.params, prompt.id)
-                    flying.add(prompt.id)
-                    continue
-                except ValueError as refused:
-                    error = str(refused)
-            tally.failed += 1
-            _write(file, {"id": prompt.id, "error": error})
-        if not flying:
-            return
-        yield
-
-
-def _write(file: Any, row: dict[str, Any]) -> None:
-    file.write(json.dumps(row, ensure_ascii=False) + "\n")
-    file.flush()
