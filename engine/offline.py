@@ -125,7 +125,7 @@ def _prompt(name: str, line: str, defaults: SamplingParams) -> Prompt:
         params = replace(defaults, **given)
     except (ValueError, TypeError) as error:
         return Prompt(name, "", defaults, f"{error}")
-    return Prompt(name, text if isinstance(text, str) else list(ids), params)
+    return Prompt(name, text if isinstance(text, str) else list(ids or ()), params)
 
 
 def answered(path: Path) -> set[str]:
