@@ -13,6 +13,8 @@ LAST_EXITED = "last_exited"
 KV_LAYOUTS = (LAST_EXITED,)
 OURO, OURO_DELAYED = "ouro", "ouro_delayed"
 EXIT_MODES = (OURO, OURO_DELAYED)
+REFILL, NO_REFILL = "refill", "no_refill"
+FCFS, PRIORITY = "fcfs", "priority"
 TOP_LOGPROBS_MAX = 20
 
 
@@ -32,6 +34,18 @@ def require_int(field: str, value: Any, low: int, high: int | None = None) -> No
     if type(value) is not int or value < low or (high is not None and value > high):
         bound = f"of at least {low}" if high is None else f"from {low} to {high}"
         raise ConfigError(field, value, f"give an integer {bound}")
+
+
+def require_bool(field: str, value: Any) -> None:
+    """Raise ConfigError unless value is True or False."""
+    if type(value) is not bool:
+        raise ConfigError(field, value, "give true or false")
+
+
+def require_one_of(field: str, value: Any, known: tuple[str, ...]) -> None:
+    """Raise ConfigError unless value is one of the known words."""
+    if value not in known:
+        raise ConfigError(field, value, f"choose one of {', '.join(known)}")
 
 
 def require_number(field: str, value: Any, low: float, high: float, low_included: bool = True) -> None:
@@ -76,6 +90,11 @@ class SchedulerConfig:
     admission_scan_limit: waiting requests looked at per admission: bounds the cost of a long queue.
     max_admission_bypasses: later requests that may be admitted ahead of one that does not fit, before the queue waits
         for it. 0 is strict first come, first served.
+    mode: "refill": a row that leaves its loops is replaced at once by the next token. "no_refill": the rows that loop
+        together all leave before others begin; the plainer order, kept for comparison.
+    policy: "fcfs": who came first is admitted first. "priority": lower numbers first, and among equals as fcfs.
+    wavefront_prefill: run a prompt's chunks one loop per batch, chunk after chunk in different depths at once. The
+        scheduler may admit, decode or cancel after each loop, at the price of keeping the hidden rows in between.
     """
 
     max_num_seqs: int = 8
@@ -84,6 +103,9 @@ class SchedulerConfig:
     max_prefill_batches_before_decode: int = 1
     admission_scan_limit: int = 64
     max_admission_bypasses: int = 8
+    mode: str = REFILL
+    policy: str = FCFS
+    wavefront_prefill: bool = False
 
     def __post_init__(self) -> None:
         require_int("max_num_seqs", self.max_num_seqs, 1)
@@ -92,6 +114,9 @@ class SchedulerConfig:
         require_int("max_prefill_batches_before_decode", self.max_prefill_batches_before_decode, 1)
         require_int("admission_scan_limit", self.admission_scan_limit, 1)
         require_int("max_admission_bypasses", self.max_admission_bypasses, 0)
+        require_one_of("mode", self.mode, (REFILL, NO_REFILL))
+        require_one_of("policy", self.policy, (FCFS, PRIORITY))
+        require_bool("wavefront_prefill", self.wavefront_prefill)
 
 
 @dataclass(frozen=True)
@@ -150,8 +175,7 @@ class SamplingParams:
                     "max_loops", self.max_loops, f"is below min_loops = {self.min_loops}; lower min_loops"
                 )
         require_number("exit_threshold", self.exit_threshold, 0.0, 1.0)
-        if self.exit_mode not in EXIT_MODES:
-            raise ConfigError("exit_mode", self.exit_mode, f"choose one of {', '.join(EXIT_MODES)}")
+        require_one_of("exit_mode", self.exit_mode, EXIT_MODES)
         for field, kind in (("stop_token_ids", "token ids"), ("stop", "texts"), ("exit_trace", "loops")):
             value = getattr(self, field)
             if isinstance(value, list):  # as it comes out of JSON
@@ -164,9 +188,8 @@ class SamplingParams:
             if type(text) is not str or not text:
                 raise ConfigError("stop", text, "give texts of at least one character")
         self._check_exit_trace()
-        for field in ("ignore_eos", "logprobs"):
-            if type(getattr(self, field)) is not bool:
-                raise ConfigError(field, getattr(self, field), "give true or false")
+        require_bool("ignore_eos", self.ignore_eos)
+        require_bool("logprobs", self.logprobs)
         require_int("top_logprobs", self.top_logprobs, 0, TOP_LOGPROBS_MAX)
         if self.top_logprobs and not self.logprobs:
             raise ConfigError("top_logprobs", self.top_logprobs, "set logprobs as well")

@@ -35,14 +35,16 @@ Role = Literal["both", "prefill", "decode"]
 
 @dataclass(frozen=True)
 class PrefillProgress:
-    """Prompt tokens [start, end) of a request are in every plane and layer once event is done.
+    """Device work on prompt tokens [start, end) of a request, which is over once event is done.
 
-    final: they end the prompt; its last hidden row is in the staging slot once staged_event is done.
+    whole: the tokens are then in every plane and layer; False for the earlier loops of a wavefront. final: they end the
+    prompt as well; its last hidden row is in the staging slot once staged_event is done.
     """
 
     request_id: str
     start: int
     end: int
+    whole: bool
     final: bool
     event: DeviceEvent
     staged_event: DeviceEvent | None
@@ -104,13 +106,15 @@ class EngineCore:
         self._staging: dict[str, int] = {}
         self._last_event: DeviceEvent = PAST
 
-    def add_request(self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams) -> None:
-        """Queue a request for prefill.
+    def add_request(
+        self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams, priority: int = 0
+    ) -> None:
+        """Queue a request for prefill. priority: lower numbers go first, where the policy is "priority".
 
         Raises ConfigError for what the model cannot do, SchedulerError for a known id or a request that never fits.
         """
         self._require_role("add_request", "both", "prefill")
-        self.scheduler.add(self._request(request_id, prompt_ids, params))
+        self.scheduler.add(self._request(request_id, prompt_ids, params, priority))
 
     def set_staging_slot(self, request_id: str, slot: int) -> None:
         """Where the request's last hidden row goes (role prefill); needed before its last chunk runs."""
@@ -149,17 +153,22 @@ class EngineCore:
         return self.step_prefill() if self.role == "prefill" else self.step_tokens()
 
     def step_prefill(self) -> list[PrefillProgress]:
-        """Run one prefill batch (role prefill); one entry per request in it. Empty if nothing can run."""
+        """Run one prefill batch (role prefill); one entry per row of it. Empty if nothing can run."""
         self._require_role("step_prefill", "prefill")
         batch = self._schedule()
         if batch is None:
             return []
-        finals = [end == len(r.prompt_ids) for r, (_, end) in zip(batch.requests, batch.ranges, strict=True)]
+        last = self.model.config.loops - 1
+        depths = batch.depths or [last] * len(batch.requests)
+        whole = [d == last for d in depths]  # the rows whose tokens will be in every plane
+        finals = [
+            w and end == len(r.prompt_ids) for w, r, (_, end) in zip(whole, batch.requests, batch.ranges, strict=True)
+        ]
         leaving = [request for request, final in zip(batch.requests, finals, strict=True) if final]
         unstaged = [request.request_id for request in leaving if request.request_id not in self._staging]
         if unstaged:
             raise SchedulerError(f"requests {unstaged} would end their prompts without a staging slot; set one first")
-        self.runner.prefill(batch.requests, batch.ranges)
+        self.runner.prefill(batch.requests, batch.ranges, batch.depths)
         computed = staged = record(self.device)
         if leaving:
             for request in leaving:
@@ -168,9 +177,10 @@ class EngineCore:
             staged = record(self.device)
         self._last_event = staged
         self.scheduler.prefilled(batch)
+        rows = zip(batch.requests, batch.ranges, whole, finals, strict=True)
         return [
-            PrefillProgress(request.request_id, start, end, final, computed, staged if final else None)
-            for request, (start, end), final in zip(batch.requests, batch.ranges, finals, strict=True)
+            PrefillProgress(request.request_id, start, end, through, final, computed, staged if final else None)
+            for request, (start, end), through, final in rows
         ]
 
     def step_tokens(self) -> list[TokenOutput]:
@@ -184,7 +194,7 @@ class EngineCore:
             return []
         outputs: list[TokenOutput] = []
         if batch.stage is Stage.PREFILL:
-            self.runner.prefill(batch.requests, batch.ranges)
+            self.runner.prefill(batch.requests, batch.ranges, batch.depths)
             self.scheduler.prefilled(batch)
         elif batch.stage is Stage.PRELUDE:
             self.runner.prelude(batch.requests)
@@ -286,12 +296,14 @@ class EngineCore:
                     self.release(request.request_id)
         return outputs
 
-    def _request(self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams) -> Request:
+    def _request(
+        self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams, priority: int = 0
+    ) -> Request:
         config = self.model.config
         check_request(config, prompt_ids, params, has_text=True)
         stop_ids = frozenset(params.stop_token_ids + (() if params.ignore_eos else config.eos_token_ids))
         capacity = self._capacity(len(prompt_ids), params.max_tokens)
-        return Request(request_id, prompt_ids, params, capacity, stop_ids)
+        return Request(request_id, prompt_ids, params, capacity, stop_ids, priority)
 
     def _capacity(self, prompt_tokens: int, max_tokens: int) -> int:
         """Tokens to store: the last sampled token is never fed back, and a prefill engine samples none."""
@@ -367,15 +379,24 @@ class LLMEngine:
             raise
         return [results[request_id] for request_id in request_ids]
 
-    def add_request(self, prompt: str | Sequence[int], params: SamplingParams, request_id: str | None = None) -> str:
-        """Queue a prompt, text or token ids; returns its id. Raises ConfigError or SchedulerError, changing nothing."""
+    def add_request(
+        self,
+        prompt: str | Sequence[int],
+        params: SamplingParams,
+        request_id: str | None = None,
+        priority: int = 0,
+    ) -> str:
+        """Queue a prompt, text or token ids; returns its id. Raises ConfigError or SchedulerError, changing nothing.
+
+        priority: lower numbers go first, where the scheduler's policy is "priority".
+        """
         request_id = f"request-{next(self._ids)}" if request_id is None else request_id
         if isinstance(prompt, str):
             if self.tokenizer is None:
                 raise ConfigError("prompt", prompt, "the checkpoint has no tokenizer.json; give token ids")
             prompt = self.tokenizer.encode(prompt).ids
         check_request(self.core.model.config, prompt, params, has_text=self.tokenizer is not None)
-        self.core.add_request(request_id, prompt, params)
+        self.core.add_request(request_id, prompt, params, priority)
         self._outputs[request_id] = Output(request_id, list(prompt))
         if self.tokenizer is not None:
             self._texts[request_id] = TextStream(self.tokenizer, params.stop)

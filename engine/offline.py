@@ -1,9 +1,9 @@
 """Answer a file of prompts into a file of outputs; what is done stays done when it is stopped and started again.
 
 A line of the prompts is a JSON object: `prompt` (a text) or `prompt_ids`, perhaps an `id`, and perhaps any field of
-SamplingParams, which goes before the defaults of the run; other fields are refused by name. A line of the outputs has the
-id, `text`, `token_ids`, `exit_depths`, `finish_reason` and the log-probabilities that were asked for; or `error`, where
-this prompt cannot be served. Lines are written as requests end, so their order is not that of the prompts.
+SamplingParams, which goes before the defaults of the run; other fields are refused by name. A line of the outputs has
+the id, `text`, `token_ids`, `exit_depths`, `finish_reason` and the log-probabilities that were asked for; or `error`,
+where this prompt cannot be served. Lines are written as requests end, so their order is not that of the prompts.
 """
 
 from __future__ import annotations
@@ -121,8 +121,7 @@ def _prompt(name: str, line: str, defaults: SamplingParams) -> Prompt:
         strange = next((key for key in row if key not in _FIELDS), None)
         if strange is not None:
             raise ConfigError(strange, row[strange], f"is no field of a prompt; known: {', '.join(sorted(_FIELDS))}")
-        given: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in row.items()}
-        params = replace(defaults, **given)
+        params = replace(defaults, **row)
     except (ValueError, TypeError) as error:
         return Prompt(name, "", defaults, f"{error}")
     return Prompt(name, text if isinstance(text, str) else list(ids or ()), params)

@@ -100,6 +100,9 @@ def test_the_engine_equals_the_oracle(folders: list[Path], data: st.DataObject, 
         max_num_batched_tokens=draw(st.integers(1, 24)),
         prefill_chunk_size=draw(st.integers(1, 24)),
         max_prefill_batches_before_decode=draw(st.integers(1, 3)),
+        mode=draw(st.sampled_from(["refill", "no_refill"])),
+        policy=draw(st.sampled_from(["fcfs", "priority"])),
+        wavefront_prefill=draw(st.booleans()),
     )
     expected, forced = {}, {}
     for number in range(draw(st.integers(1, 5))):
@@ -112,7 +115,7 @@ def test_the_engine_equals_the_oracle(folders: list[Path], data: st.DataObject, 
         params = SamplingParams(max_tokens, exit_threshold=threshold, **limits)
         trace = reference.run(prompt, max_tokens, forced=forced[name], threshold=threshold, stop_ids=[0], **limits)
         assume(trace.margin > MARGIN)
-        core.add_request(name, prompt, params)
+        core.add_request(name, prompt, params, priority=draw(st.integers(0, 2)))
         expected[name] = trace
     recorder = Recorder(core, forced)
     core.runner.sampler = recorder
@@ -171,6 +174,8 @@ class Pair:
         done = self.prefill.step_prefill()
         for progress in done:
             assert progress.event.done()
+            if not progress.whole:
+                continue
             move_kv(self.prefill, self.decode, progress.request_id, progress.start, progress.end)
             if progress.final:
                 assert progress.staged_event is not None and progress.staged_event.done()
@@ -199,7 +204,8 @@ def test_a_pair_joined_by_hand_equals_one_engine(folders: list[Path], data: st.D
     """
     model = load_model(folders[1], torch.float64)
     chunk = data.draw(st.integers(1, 9))
-    pair, single = Pair(model, prefill_chunk_size=chunk), make_core(model, prefill_chunk_size=chunk)
+    wave = data.draw(st.booleans())
+    pair, single = Pair(model, prefill_chunk_size=chunk, wavefront_prefill=wave), make_core(model)
     rng = random.Random(seed)
     for slot in range(data.draw(st.integers(1, 4))):
         prompt = [rng.randrange(1, 64) for _ in range(rng.randint(1, 15))]
@@ -288,8 +294,8 @@ def test_a_prefill_engine_never_samples(model: OuroModel) -> None:
     core.set_staging_slot("a", 2)
     first, second = core.step(), core.step()
 
-    assert first == [PrefillProgress("a", 0, 3, False, PAST, None)]
-    assert second == [PrefillProgress("a", 3, 5, True, PAST, PAST)]
+    assert first == [PrefillProgress("a", 0, 3, True, False, PAST, None)]
+    assert second == [PrefillProgress("a", 3, 5, True, True, PAST, PAST)]
     assert core.step() == [] and not core.has_runnable()
     assert core.storage.hidden[2].any() and not core.storage.hidden[[0, 1, 3]].any()
     assert 96 - core.pages.free_blocks == core.blocks_needed(5, 100) == 8

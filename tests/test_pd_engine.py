@@ -88,14 +88,22 @@ def processes_end() -> Iterator[None]:
 pytestmark = pytest.mark.usefixtures("processes_end")
 
 
-@pytest.mark.parametrize("environment", TRANSPORTS)
-def test_the_pair_gives_the_tokens_of_one_process(checkpoint: Path, environment: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    ("environment", "wave"),
+    [
+        pytest.param({}, False, id="cma"),
+        pytest.param({}, True, id="cma-wavefront"),
+        pytest.param({"UCX_TLS": "tcp"}, False, id="tcp"),
+    ],
+)
+def test_the_pair_gives_the_tokens_of_one_process(checkpoint: Path, environment: dict[str, str], wave: bool) -> None:
     """Goal: disaggregation changes no token and no exit depth. Method: the same requests through one process."""
+    scheduler = SchedulerConfig(prefill_chunk_size=16, max_num_seqs=4, wavefront_prefill=wave)
     requests = some_requests(12)
     prompts, params = [p for p, _ in requests], [s for _, s in requests]
     wanted = LLMEngine(checkpoint, CacheConfig(512)).generate(prompts, params)
 
-    with PDEngine(checkpoint, config(), environment=environment) as engine:
+    with PDEngine(checkpoint, config(prefill_scheduler=scheduler), environment=environment) as engine:
         outputs = engine.generate(prompts, params)
         settled(engine)
         sent = engine.control("prefill", "metrics")["bytes_sent"]

@@ -294,3 +294,121 @@ def test_every_request_ends_and_everything_comes_back(data: st.DataObject, seed:
 
     assert sum(ends.values()) == 12
     assert pages.free_blocks == 20 and scheduler.free_slots == knobs["max_num_seqs"]
+
+
+def test_a_wavefront_runs_chunks_in_different_depths_together() -> None:
+    """Goal: the published diagonal. Method: a prompt of three chunks; each batch's (start, depth) rows, in order."""
+    scheduler, _ = make(prefill_chunk_size=2, wavefront_prefill=True)
+    mine = request("a", prompt=5, output=1)
+    scheduler.add(mine)
+
+    rows = []
+    while mine.stage in (Stage.WAITING, Stage.PREFILL):
+        batch = step(scheduler)
+        rows.append([(start, depth) for (start, _), depth in zip(batch.ranges, batch.depths, strict=True)])
+
+    assert rows == [
+        [(0, 0)],
+        [(0, 1), (2, 0)],
+        [(0, 2), (2, 1), (4, 0)],
+        [(0, 3), (2, 2), (4, 1)],
+        [(2, 3), (4, 2)],
+        [(4, 3)],
+    ]
+    assert mine.stage is Stage.CODA and mine.num_prefilled == 5 and not mine.wave
+
+
+def test_a_wavefront_splits_no_chunk_and_keeps_to_its_budget() -> None:
+    """Goal: rows are bounded and no chunk becomes crumbs. Method: two prompts, a budget of one and a half chunks."""
+    scheduler, _ = make(prefill_chunk_size=4, max_num_batched_tokens=6, wavefront_prefill=True)
+    for name in ("a", "b"):
+        scheduler.add(request(name, prompt=8, output=1))
+    while scheduler.has_runnable():
+        batch = step(scheduler)
+        sizes = [end - start for start, end in batch.ranges]
+        assert sum(sizes) <= 6 and all(size == 4 for size in sizes)
+
+
+def test_a_wavefront_is_charged_by_the_loop() -> None:
+    """Goal: decode waits as long as for an ordinary chunk. Method: loops of prefill between two recurrent batches."""
+    scheduler, _ = make(128, prefill_chunk_size=1, wavefront_prefill=True, max_prefill_batches_before_decode=2)
+    scheduler.add(request("decoding", prompt=1, output=30))
+    while not scheduler.requests["decoding"].output_ids:
+        step(scheduler)
+    scheduler.add(request("long", prompt=40, output=1))
+    names = "".join({Stage.PREFILL: "p", Stage.RECURRENT: "r"}.get(step(scheduler).stage, "") for _ in range(60))
+
+    assert set(names.split("r")[1:5]) == {"p" * 2 * LOOPS}, names
+
+
+def test_an_aborted_wavefront_leaves_nothing() -> None:
+    """Goal: a stale chunk is in no later batch. Method: abort in the middle, then another prompt."""
+    scheduler, pages = make(prefill_chunk_size=1, wavefront_prefill=True)
+    scheduler.add(request("a", prompt=6))
+    step(scheduler), step(scheduler)
+    scheduler.remove("a")
+    assert not scheduler.get("a").wave
+    pages.free("a")
+    scheduler.forget("a")
+    scheduler.add(request("b", prompt=1))
+    assert [row.request_id for row in step(scheduler).requests] == ["b"]
+
+
+def test_without_refill_the_rows_that_loop_together_leave_together() -> None:
+    """Goal: the plainer order. Method: one row leaves early; nobody joins before the other has left."""
+    scheduler, _ = make(mode="no_refill", max_num_seqs=2)
+    for name in ("a", "b", "c"):
+        scheduler.add(request(name, prompt=1, output=3))
+    while scheduler.requests["a"].stage is not Stage.RECURRENT:
+        step(scheduler)
+    order = []
+    for _ in range(LOOPS):
+        batch = scheduler.schedule()
+        assert batch is not None and batch.stage is Stage.RECURRENT
+        order.append([row.request_id for row in batch.requests])
+        complete(scheduler, batch, [row.request_id == "a" or row.loops_done + 1 == LOOPS for row in batch.requests])
+
+    assert order == [["a", "b"], ["b"], ["b"], ["b"]]
+    after = scheduler.schedule()
+    assert after is not None and after.stage is Stage.CODA and len(after.requests) == 2
+
+
+def test_priority_goes_first_and_equals_keep_their_order() -> None:
+    """Goal: lower numbers are admitted first. Method: five requests, one slot; and the same under fcfs."""
+    for policy, expected in (("priority", "bdace"), ("fcfs", "abcde")):
+        scheduler, pages = make(policy=policy, max_num_seqs=1)
+        for name, priority in zip("abcde", (1, 0, 1, 0, 2), strict=True):
+            item = request(name, prompt=1, output=1)
+            item.priority = priority
+            scheduler.add(item)
+        order = []
+        while scheduler.requests:
+            batch = step(scheduler)
+            for row in batch.requests:
+                if row.stage is Stage.FINISHED:
+                    order.append(row.request_id)
+                    pages.free(row.request_id)
+                    scheduler.forget(row.request_id)
+        assert "".join(order) == expected
+
+
+def test_ten_thousand_waiting_requests_cost_no_more_per_step() -> None:
+    """Goal: a step looks at no more than its scan limit. Method: count the looks into a queue that counts them."""
+    looks = {}
+    for waiting in (100, 10_000):
+        scheduler, _ = make(12, admission_scan_limit=8, max_admission_bypasses=100)
+        for number in range(waiting):
+            scheduler.add(request(f"r{number}", prompt=4, output=9))
+        first = scheduler._waiting.first
+        seen: list[int] = []
+
+        def counted(count: int, first: Any = first, seen: list[int] = seen) -> list[Request]:
+            found: list[Request] = first(count)
+            seen.append(len(found))
+            return found
+
+        scheduler._waiting.first = counted  # type: ignore[method-assign]
+        for _ in range(5):
+            step(scheduler)
+        looks[waiting] = seen
+    assert looks[100] == looks[10_000] and max(looks[100]) <= 8

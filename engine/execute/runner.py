@@ -6,7 +6,7 @@ readers after the work by device events.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -31,6 +31,7 @@ class ModelRunner:
         self.exits = ExitRule(slot_count, model.config.loops)
         self.sampler = Sampler(slot_count)
         self._rows: dict[str, Rows] = {}  # [planes, tokens]: the storage row (layer 0) of every token
+        self._waves: dict[str, dict[int, Tensor]] = {}  # start of a chunk -> its hidden rows [tokens, hidden]
 
     def bind(self, request: Request) -> None:
         """The request has pages and a compute slot from now on."""
@@ -38,6 +39,7 @@ class ModelRunner:
         page_rows = self.storage.num_layers * self.storage.block_size
         rows = tables[:, :, None] * page_rows + np.arange(self.storage.block_size)
         self._rows[request.request_id] = rows.reshape(len(tables), -1)
+        self._waves.setdefault(request.request_id, {})
         self.exits.bind(request.compute_slot, request.params)
         self.sampler.bind(request.compute_slot, request.params)
 
@@ -47,6 +49,7 @@ class ModelRunner:
     def unbind(self, request_id: str) -> None:
         """The request computes no more."""
         self._rows.pop(request_id, None)
+        self._waves.pop(request_id, None)
 
     def import_hidden(self, request: Request, staging_slot: int) -> None:
         """Take the request's hidden row from a staging slot."""
@@ -57,35 +60,67 @@ class ModelRunner:
         self.storage.hidden[staging_slot].copy_(self.hidden[request.compute_slot])
 
     @torch.inference_mode()
-    def prefill(self, requests: Sequence[Request], ranges: Sequence[tuple[int, int]]) -> None:
-        """Run prompt tokens [start, end) of each request through all loops, loop by loop.
+    def prefill(
+        self, requests: Sequence[Request], ranges: Sequence[tuple[int, int]], depths: Sequence[int] = ()
+    ) -> None:
+        """Run prompt tokens [start, end) of each row's request: through all loops, or, with depths, loop depths[row].
 
-        A prompt's last token leaves its final state in the request's hidden row.
+        A wavefront keeps the hidden rows of a chunk between its loops. A prompt's last token leaves its final state in
+        the request's hidden row.
         """
-        token_ids: list[int] = []
-        positions: list[int] = []
+        rotary = self.model.rotary(self._tensor([p for start, end in ranges for p in range(start, end)]))
+        hidden = self._chunks(requests, ranges, depths)
+        planes = [depths] if depths else [[plane] * len(ranges) for plane in range(self.model.config.loops)]
+        for plane in planes:
+            hidden = self._prefill_loop(requests, ranges, plane, hidden, rotary)
         lasts: list[int] = []
         final_slots: list[int] = []
-        for request, (start, end) in zip(requests, ranges, strict=True):
-            token_ids += request.prompt_ids[start:end]
-            positions += range(start, end)
-            if end == len(request.prompt_ids):
-                lasts.append(len(token_ids) - 1)
+        first = 0
+        for row, (request, (start, end)) in enumerate(zip(requests, ranges, strict=True)):
+            after = first + end - start
+            if depths and depths[row] + 1 < self.model.config.loops:
+                self._waves[request.request_id][start] = hidden[first:after]
+            elif end == len(request.prompt_ids):
+                lasts.append(after - 1)
                 final_slots.append(request.compute_slot)
-        hidden = self.model.embed(self._tensor(token_ids))
-        rotary = self.model.rotary(self._tensor(positions))
-        for plane in range(self.model.config.loops):
-            spans, written = [], []
-            for request, (start, end) in zip(requests, ranges, strict=True):
-                self.pages.require_prefix(request.request_id, plane, start)
-                rows = self._rows[request.request_id][plane]
-                spans.append(Span(rows[:end], end - start))
-                written.append(rows[start:end])
-            hidden = self._loop(hidden, rotary, plan_attention(spans, self.device), np.concatenate(written))
-            for request, (start, end) in zip(requests, ranges, strict=True):
-                self.pages.mark_plane_written(request.request_id, plane, start, end)
+            first = after
         if lasts:
             self.hidden.index_copy_(0, self._tensor(final_slots), hidden.index_select(0, self._tensor(lasts)))
+
+    def _chunks(self, requests: Sequence[Request], ranges: Sequence[tuple[int, int]], depths: Sequence[int]) -> Tensor:
+        """The hidden rows that go into a prefill batch: embeddings, and what earlier loops of a wavefront left."""
+        fresh = [row for row in range(len(ranges)) if not depths or depths[row] == 0]
+        embedded: Iterator[Tensor] = iter(())  # of the fresh rows, in order
+        if fresh:
+            sizes = [ranges[row][1] - ranges[row][0] for row in fresh]
+            token_ids = [t for row in fresh for t in requests[row].prompt_ids[slice(*ranges[row])]]
+            embedded = iter(self.model.embed(self._tensor(token_ids)).split(sizes))
+        taken = set(fresh)
+        parts = [
+            next(embedded) if row in taken else self._waves[request.request_id].pop(ranges[row][0])
+            for row, request in enumerate(requests)
+        ]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _prefill_loop(
+        self,
+        requests: Sequence[Request],
+        ranges: Sequence[tuple[int, int]],
+        planes: Sequence[int],
+        hidden: Tensor,
+        rotary: tuple[Tensor, Tensor],
+    ) -> Tensor:
+        """One loop of every row, each in its own plane; returns the new hidden rows."""
+        spans, written = [], []
+        for request, (start, end), plane in zip(requests, ranges, planes, strict=True):
+            self.pages.require_prefix(request.request_id, plane, start)
+            rows = self._rows[request.request_id][plane]
+            spans.append(Span(rows[:end], end - start))
+            written.append(rows[start:end])
+        hidden = self._loop(hidden, rotary, plan_attention(spans, self.device), np.concatenate(written))
+        for request, (start, end), plane in zip(requests, ranges, planes, strict=True):
+            self.pages.mark_plane_written(request.request_id, plane, start, end)
+        return hidden
 
     @torch.inference_mode()
     def prelude(self, requests: Sequence[Request]) -> None:

@@ -193,7 +193,8 @@ class PrefillStageConnector(PDStageConnector):
         """Enqueue one batch. The launch is recorded in the same turn, before any other event can come in."""
         for progress in self.core.step_prefill():
             self.fire(progress.request_id, "launch", final=progress.final)
-            self.metrics["prefill_tokens"] += progress.end - progress.start
+            if progress.whole:
+                self.metrics["prefill_tokens"] += progress.end - progress.start
             self.work.append(_DeviceWork(progress.request_id, progress.event, progress, "chunk"))
             if progress.staged_event is not None:
                 self.work.append(_DeviceWork(progress.request_id, progress.staged_event, None, "staged"))
@@ -206,7 +207,7 @@ class PrefillStageConnector(PDStageConnector):
             worked = True
             transfer = self.transfers[work.tid]
             if work.progress is not None:
-                cut = self._cut(work.progress, transfer)
+                cut = self._cut(work.progress, transfer) if work.progress.whole else []
                 self.fire(work.tid, "event_done", parts=len(cut))
                 self._queue(work.tid, transfer, cut)
             else:

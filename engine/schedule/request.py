@@ -36,6 +36,15 @@ RUNNABLE = (Stage.PREFILL, Stage.PRELUDE, Stage.RECURRENT, Stage.CODA)
 """Stages in which a request holds a compute slot and stands in exactly one queue."""
 
 
+class Chunk:
+    """Prompt tokens [start, end) that have run `depth` loops."""
+
+    __slots__ = ("depth", "end", "start")
+
+    def __init__(self, start: int, end: int) -> None:
+        self.start, self.end, self.depth = start, end, 0
+
+
 class Request:
     """A request and its progress. Only the scheduler writes stage, slot and progress."""
 
@@ -48,11 +57,13 @@ class Request:
         "num_prefilled",
         "output_ids",
         "params",
+        "priority",
         "prompt_ids",
         "request_id",
         "slot",
         "stage",
         "stop_ids",
+        "wave",
     )
 
     def __init__(
@@ -62,16 +73,22 @@ class Request:
         params: SamplingParams,
         capacity_tokens: int,
         stop_ids: frozenset[int],
+        priority: int = 0,
     ) -> None:
-        """capacity_tokens: tokens whose KV it may write, per plane. stop_ids: tokens that end the output."""
+        """capacity_tokens: tokens whose KV it may write, per plane. stop_ids: tokens that end the output.
+
+        priority: lower numbers go first, where the scheduler goes by priority.
+        """
         self.request_id = request_id
         self.prompt_ids = tuple(prompt_ids)
         self.params = params
         self.capacity_tokens = capacity_tokens
         self.stop_ids = stop_ids
+        self.priority = priority
         self.stage = Stage.WAITING
         self.slot: int | None = None  # compute slot: the row of its hidden state
         self.num_prefilled = 0  # prompt tokens written in every plane
+        self.wave: list[Chunk] = []  # chunks of the prompt under way, each deeper than the one behind it
         self.loops_done = 0  # of the token in flight
         self.output_ids: list[int] = []
         self.exit_depths: list[int] = []  # loops of each output token; the first is the model's depth

@@ -1,20 +1,22 @@
 """Decide which requests compute next, and in which stage. Integers only: no torch, no clock, no randomness.
 
 Continuous depth batching: one recurrent batch mixes tokens at any depth, and a row that leaves its loops is refilled
-by the next token to arrive. A prompt runs in chunks, each through all loops, in turn with decoding.
+by the next token to arrive (mode "no_refill": only when all of them have left). A prompt runs in chunks, each through
+all loops, in turn with decoding; or as a wavefront, in which a batch runs chunks in different depths by one loop each.
 One batch at a time: `schedule` chooses it, and one of `prefilled`, `preluded`, `looped`, `sampled` completes it.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 
 from engine.cache.pages import KVCacheManager
-from engine.config import SchedulerConfig
-from engine.schedule.request import RUNNABLE, FinishReason, Request, Stage
+from engine.config import NO_REFILL, PRIORITY, SchedulerConfig
+from engine.schedule.request import RUNNABLE, Chunk, FinishReason, Request, Stage
+from engine.schedule.waiting import WaitingQueue
 
 
 class SchedulerError(RuntimeError):
@@ -23,11 +25,16 @@ class SchedulerError(RuntimeError):
 
 @dataclass(frozen=True)
 class Batch:
-    """Requests that compute together in one stage. ranges: per request the prompt tokens [start, end); PREFILL only."""
+    """Requests that compute together in one stage.
+
+    ranges: per row the prompt tokens [start, end); PREFILL only. depths: per range the one loop to run, from 0; empty
+    where each range runs them all. In a wavefront a request may have several rows.
+    """
 
     stage: Stage
     requests: list[Request]
-    ranges: list[tuple[int, int]]
+    ranges: list[tuple[int, int]] = field(default_factory=list)
+    depths: list[int] = field(default_factory=list)
 
 
 class Scheduler:
@@ -40,10 +47,12 @@ class Scheduler:
         self._pages = pages
         self._loops = loops
         self._hold_after_prefill = hold_after_prefill
-        self._waiting: deque[Request] = deque()
+        self._waiting = WaitingQueue(config.policy == PRIORITY)
         self._queues: dict[Stage, OrderedDict[str, Request]] = {stage: OrderedDict() for stage in RUNNABLE}
         self._free_slots = list(range(config.max_num_seqs - 1, -1, -1))
-        self._prefills_since_recurrent = 0
+        self._prefill_loops = 0  # since the last recurrent batch
+        self._prefill_loops_max = config.max_prefill_batches_before_decode * loops
+        self._draining = False  # no_refill: the rows that loop together have begun
         self._rows_max = min(config.max_num_seqs, config.max_num_batched_tokens)
 
     @property
@@ -54,7 +63,7 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Queue a request for admission. Raises SchedulerError for a known id or one that can never fit."""
         self._register(request)
-        self._waiting.append(request)
+        self._waiting.add(request)
 
     def reserve(self, request: Request) -> bool:
         """Give the request its pages and stage RECEIVING; False, with nothing changed, if too few are free."""
@@ -91,6 +100,7 @@ class Scheduler:
         if request.stage is Stage.WAITING:
             self._waiting.remove(request)
         self._leave(request)
+        request.wave.clear()
         if request.stage is not Stage.FINISHED:
             request.stage, request.finish_reason = Stage.FINISHED, FinishReason.ABORT
         return request
@@ -111,23 +121,31 @@ class Scheduler:
 
         Raises SchedulerError if a runnable request is in no queue, or if a request waits for nothing.
         """
-        recurrent, prefill = self._queues[Stage.RECURRENT], self._queues[Stage.PREFILL]
+        recurrent = self._queues[Stage.RECURRENT]
+        if recurrent and self._draining:
+            return self._take_rows(Stage.RECURRENT)
+        self._draining = False
         for stage in (Stage.PRELUDE, Stage.CODA):
             if self._queues[stage]:
                 return self._take_rows(stage)
-        if recurrent and self._prefills_since_recurrent >= self.config.max_prefill_batches_before_decode:
+        if recurrent and self._prefill_loops >= self._prefill_loops_max:
             return self._take_rows(Stage.RECURRENT)
         self._admit()
-        if prefill:
-            return self._take_prefill()
+        if self._queues[Stage.PREFILL]:
+            return self._take_wave() if self.config.wavefront_prefill else self._take_prefill()
         if recurrent:
             return self._take_rows(Stage.RECURRENT)
         self._check_idle()
         return None
 
     def prefilled(self, batch: Batch) -> None:
-        """The chunks of a PREFILL batch are written in every plane."""
-        for request, (_, end) in zip(batch.requests, batch.ranges, strict=True):
+        """The chunks of a PREFILL batch have run: all loops, or the one that `depths` says."""
+        depths = batch.depths or [self._loops - 1] * len(batch.requests)
+        for request, (_, end), depth in zip(batch.requests, batch.ranges, depths, strict=True):
+            if batch.depths:
+                self._advance(request, end)
+            if depth + 1 < self._loops:
+                continue
             request.num_prefilled = end
             if end < len(request.prompt_ids):
                 continue  # stays at its place: the prompt begun first ends first
@@ -169,11 +187,10 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Raise SchedulerError unless each request is in the one queue of its stage, and each slot in one place."""
         slots = list(self._free_slots)
-        waiting = {request.request_id for request in self._waiting}
         for request_id, request in self.requests.items():
             queued = [stage for stage, queue in self._queues.items() if request_id in queue]
             expected = [request.stage] if request.stage in RUNNABLE else []
-            if queued != expected or (request_id in waiting) != (request.stage is Stage.WAITING):
+            if queued != expected or (request in self._waiting) != (request.stage is Stage.WAITING):
                 raise SchedulerError(f"request {request_id!r} in stage {request.stage} is queued in {queued}")
             if (request.slot is not None) != bool(expected):
                 raise SchedulerError(f"request {request_id!r} in stage {request.stage} has slot {request.slot}")
@@ -212,23 +229,62 @@ class Scheduler:
 
     def _take_rows(self, stage: Stage) -> Batch:
         if stage is Stage.RECURRENT:
-            self._prefills_since_recurrent = 0
-        return Batch(stage, list(islice(self._queues[stage].values(), self._rows_max)), [])
+            self._prefill_loops = 0
+            self._draining = self.config.mode == NO_REFILL
+        return Batch(stage, list(islice(self._queues[stage].values(), self._rows_max)))
 
     def _take_prefill(self) -> Batch:
-        self._prefills_since_recurrent += 1
+        """The next chunk of each prompt, through all loops."""
+        self._prefill_loops += self._loops
         budget = self.config.max_num_batched_tokens
-        requests: list[Request] = []
-        ranges: list[tuple[int, int]] = []
+        batch = Batch(Stage.PREFILL, [])
         for request in self._queues[Stage.PREFILL].values():
             if budget == 0:
                 break
             start = request.num_prefilled
             count = min(budget, self.config.prefill_chunk_size, len(request.prompt_ids) - start)
-            requests.append(request)
-            ranges.append((start, start + count))
+            batch.requests.append(request)
+            batch.ranges.append((start, start + count))
             budget -= count
-        return Batch(Stage.PREFILL, requests, ranges)
+        return batch
+
+    def _take_wave(self) -> Batch:
+        """One loop of every chunk that is ready, and the next chunk of each prompt whose last one has left loop 0.
+
+        A chunk is ready for a loop once the one before it has run that loop. No chunk is split to fit the budget.
+        """
+        self._prefill_loops += 1
+        budget = self.config.max_num_batched_tokens
+        batch = Batch(Stage.PREFILL, [])
+        for request in self._queues[Stage.PREFILL].values():
+            before = self._loops
+            for chunk in request.wave:
+                if chunk.depth < before and chunk.end - chunk.start <= budget:
+                    self._add_chunk(batch, request, chunk)
+                    budget -= chunk.end - chunk.start
+                before = chunk.depth
+            start = request.wave[-1].end if request.wave else request.num_prefilled
+            wanted = min(self.config.prefill_chunk_size, len(request.prompt_ids) - start)
+            count = min(budget, wanted)
+            if before > 0 and count > 0 and (count == wanted or not batch.requests):
+                request.wave.append(Chunk(start, start + count))
+                self._add_chunk(batch, request, request.wave[-1])
+                budget -= count
+        return batch
+
+    @staticmethod
+    def _add_chunk(batch: Batch, request: Request, chunk: Chunk) -> None:
+        batch.requests.append(request)
+        batch.ranges.append((chunk.start, chunk.end))
+        batch.depths.append(chunk.depth)
+
+    def _advance(self, request: Request, end: int) -> None:
+        """The chunk that ends there has run one more loop; it leaves the wave after the last."""
+        for chunk in request.wave:
+            if chunk.end == end:
+                chunk.depth += 1
+        if request.wave and request.wave[0].depth == self._loops:
+            del request.wave[0]
 
     def _admit(self) -> None:
         """Move waiting requests to PREFILL while slots and pages last.
@@ -236,11 +292,11 @@ class Scheduler:
         One that does not fit may be overtaken max_admission_bypasses times; then the queue waits for it.
         """
         blocked: list[Request] = []
-        for _ in range(min(len(self._waiting), self.config.admission_scan_limit)):
+        for request in self._waiting.first(self.config.admission_scan_limit) if self._free_slots else ():
             if not self._free_slots:
                 break
-            request = self._waiting.popleft()
             if self._pages.allocate(request.request_id, request.capacity_tokens):
+                self._waiting.remove(request)
                 self._enter(request, Stage.PREFILL)
                 for earlier in blocked:
                     earlier.bypasses += 1
@@ -248,13 +304,12 @@ class Scheduler:
                 blocked.append(request)
             if any(earlier.bypasses >= self.config.max_admission_bypasses for earlier in blocked):
                 break
-        self._waiting.extendleft(reversed(blocked))
 
     def _can_admit(self) -> bool:
         """Whether `_admit` would admit at least one request."""
         if not self._free_slots:
             return False
-        for request in islice(self._waiting, self.config.admission_scan_limit):
+        for request in self._waiting.first(self.config.admission_scan_limit):
             if self._pages.blocks_needed(request.capacity_tokens) <= self._pages.free_blocks:
                 return True
             if request.bypasses >= self.config.max_admission_bypasses:
@@ -267,4 +322,6 @@ class Scheduler:
         if lost:
             raise SchedulerError(f"runnable requests are in no queue: {lost}")
         if self._waiting and self._pages.free_blocks == self._pages.num_blocks:
-            raise SchedulerError(f"request {self._waiting[0].request_id!r} waits though every page and slot is free")
+            raise SchedulerError(
+                f"request {self._waiting.first(1)[0].request_id!r} waits though every page and slot is free"
+            )
