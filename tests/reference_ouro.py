@@ -1,7 +1,8 @@
 """A slow oracle for Ouro in float64 numpy: no cache, no pages, no batch. And tiny random checkpoints to run it on.
 
 It works token by token and keeps, for every earlier token, one K and V per loop that the token really ran. A query at
-loop d reads the token that left at loop e in version min(d, e). Written from the equations, apart from the engine.
+loop d reads the token that left at loop e in version min(d, e); in the shared layout, in version e. Written from the
+equations, apart from the engine.
 """
 
 from __future__ import annotations
@@ -116,11 +117,15 @@ class Reference:
         min_loops: int = 2,
         max_loops: int | None = None,
         threshold: float = 1.0,
+        delayed: bool = False,
+        depths: Sequence[int] | None = None,
+        shared: bool = False,
         stop_ids: Sequence[int] = (),
-        choose: Callable[[Array], int] | None = None,
     ) -> Trace:
         """Decode: the forced tokens first, then the likeliest ones.
 
+        delayed: leave one loop after the threshold is reached. depths: the loops of each output token, in place of a
+        threshold. shared: an earlier token is read in its last version at every loop.
         margin is the smallest distance of any decision from turning out otherwise: between the two best logits, and
         between the accumulated exit probability and the threshold. A float32 engine may differ only where it is tiny.
         """
@@ -128,8 +133,8 @@ class Reference:
         history: list[list[list[tuple[Array, Array]]]] = []  # token -> loop -> layer -> (key, value)
         state = np.zeros(0)
         for token in prompt:
-            state, _ = self._token(history, token, None)
-        exit_depth, limit = self.loops, min(max_loops or self.loops, self.loops)
+            state, _ = self._token(history, token, None, shared)
+        exit_depth, full = self.loops, min(max_loops or self.loops, self.loops)
         for number in range(max_tokens):
             logits = self.weights["lm_head.weight"] @ state
             if number < len(forced):
@@ -144,22 +149,25 @@ class Reference:
             if token in stop_ids or number == max_tokens - 1:
                 break
 
-            remaining = 1.0
+            remaining, due = 1.0, False
+            limit = full if depths is None else depths[number + 1]
 
-            def leaves(loop: int, hidden: Array) -> bool:
-                nonlocal remaining
+            def leaves(loop: int, hidden: Array, limit: int = limit) -> bool:
+                nonlocal remaining, due
                 gate = (
                     self.weights["model.early_exit_gate.weight"] @ hidden + self.weights["model.early_exit_gate.bias"]
                 )
                 remaining *= 1.0 - 1.0 / (1.0 + np.exp(-float(gate[0])))
-                if loop >= limit:
+                if loop >= limit or due:
                     return True
                 if threshold >= 1.0 or loop < min_loops:
                     return False
                 trace.margin = min(trace.margin, abs(1.0 - remaining - threshold))
-                return bool(1.0 - remaining >= threshold)
+                reached = bool(1.0 - remaining >= threshold)
+                due = reached and delayed
+                return reached and not delayed
 
-            state, exit_depth = self._token(history, token, leaves)
+            state, exit_depth = self._token(history, token, leaves, shared)
         return trace
 
     def _token(
@@ -167,6 +175,7 @@ class Reference:
         history: list[list[list[tuple[Array, Array]]]],
         token: int,
         leaves: Callable[[int, Array], bool] | None,
+        shared: bool,
     ) -> tuple[Array, int]:
         """Run one token through its loops, add its versions to history; returns its last state and its exit loop."""
         hidden = self.weights["model.embed_tokens.weight"][token]
@@ -176,7 +185,7 @@ class Reference:
         for loop in range(1, self.loops + 1):
             own.append([])
             for layer in range(self.config["num_hidden_layers"]):
-                hidden = self._layer(history, own, hidden, position, loop, layer)
+                hidden = self._layer(history, own, hidden, position, self.loops if shared else loop, layer)
             hidden = self._norm(hidden, "model.norm.weight")
             if leaves is not None and leaves(loop, hidden):
                 return hidden, loop
@@ -198,7 +207,7 @@ class Reference:
         key = (weights[f"{prefix}self_attn.k_proj.weight"] @ normed).reshape(kv_heads, -1)
         value = (weights[f"{prefix}self_attn.v_proj.weight"] @ normed).reshape(kv_heads, -1)
         query, key = self._rotate(query, position), self._rotate(key, position)
-        own[loop - 1].append((key, value))
+        own[-1].append((key, value))
         versions = [past[min(loop, len(past)) - 1][layer] for past in history]
         output = np.empty_like(query)
         for head in range(heads):

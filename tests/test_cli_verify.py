@@ -47,7 +47,7 @@ def test_induction_alone_does_not_call_an_invariant_refuted(broken: str, capsys:
 
 
 def test_a_second_solver_and_a_measure_can_be_asked(capsys: pytest.CaptureFixture[str]) -> None:
-    """Goal: the stored invariant by cvc5, and endings by z3. Method: each alone; conditions are printed with a proof."""
+    """Goal: the stored invariant by cvc5, and endings by z3. Method: each alone; a proof says on what."""
     assert main(["run", "--quiet", "--backend", "cvc5"]) == 0
     assert "no_write_after_reuse" in (out := capsys.readouterr().out) and "(cvc5)" in out
 

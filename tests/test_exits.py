@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -90,6 +92,37 @@ def test_a_trace_gives_every_depth() -> None:
         rule.begin_token(FIRST)
         left = [loop for loop in range(1, 5) if rule.decide(FIRST, np.array([loop]), None)[0]]
         assert left[0] == expected
+
+
+@given(
+    st.lists(st.lists(st.floats(0, 1, width=32), min_size=4, max_size=4), min_size=3, max_size=3),
+    st.sampled_from([0.3, 0.5, 0.9]),
+    st.integers(1, 3),
+)
+def test_hazards_read_late_decide_the_same(hazards: list[list[float]], threshold: float, min_loops: int) -> None:
+    """Goal: the asynchronous form of `ouro_delayed` is the synchronous one. Method: three tokens in one slot; the late
+    form observes a loop's hazards after the next loop has been enqueued, and the last ones of a token after it left."""
+    params = SamplingParams(4, exit_threshold=threshold, min_loops=min_loops, exit_mode="ouro_delayed")
+
+    def depths(late: bool) -> list[int]:
+        rule, found = ExitRule(1, 4), []
+        rule.bind(0, params)
+        unread: tuple[Any, ...] | None = None
+        for token in hazards:
+            rule.begin_token(FIRST)
+            for loop, hazard in enumerate(token, start=1):
+                row = (FIRST, np.array([loop]), np.array([hazard], np.float32))
+                if late:
+                    assert rule.can_wait(FIRST, row[1])
+                    if unread is not None:
+                        rule.observe(*unread)
+                    unread = (*row, rule.epochs(FIRST))
+                if rule.decide(row[0], row[1], None if late else row[2])[0]:
+                    found.append(loop)
+                    break
+        return found
+
+    assert depths(late=True) == depths(late=False)
 
 
 @given(

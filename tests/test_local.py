@@ -111,9 +111,17 @@ def test_the_engine_equals_the_oracle(folders: list[Path], data: st.DataObject, 
         max_loops = draw(st.none() | st.integers(min_loops, reference.loops))
         threshold = draw(st.sampled_from([0.0, 0.4, 0.6, 0.8, 0.9, 1.0]))
         forced[name] = draw(st.lists(st.integers(1, 63), max_size=max_tokens))
-        limits = {"min_loops": min_loops, "max_loops": max_loops}
-        params = SamplingParams(max_tokens, exit_threshold=threshold, **limits)
-        trace = reference.run(prompt, max_tokens, forced=forced[name], threshold=threshold, stop_ids=[0], **limits)
+        how: dict[str, Any] = {"min_loops": min_loops, "max_loops": max_loops}
+        mode = draw(st.sampled_from(["ouro", "ouro_delayed", "trace"]))
+        if mode == "trace":
+            depth = st.integers(min_loops, min(max_loops or reference.loops, reference.loops))
+            depths = [reference.loops, *draw(st.lists(depth, min_size=max_tokens, max_size=max_tokens))]
+            params = SamplingParams(max_tokens, exit_trace=tuple(depths), **how)
+            how["depths"] = depths
+        else:
+            params = SamplingParams(max_tokens, exit_threshold=threshold, exit_mode=mode, **how)
+            how |= {"threshold": threshold, "delayed": mode == "ouro_delayed"}
+        trace = reference.run(prompt, max_tokens, forced=forced[name], stop_ids=[0], **how)
         assume(trace.margin > MARGIN)
         core.add_request(name, prompt, params, priority=draw(st.integers(0, 2)))
         expected[name] = trace

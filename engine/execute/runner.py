@@ -15,6 +15,7 @@ from torch import Tensor
 from engine.cache.pages import KVCacheManager
 from engine.cache.storage import KVStorage
 from engine.execute.attention import AttentionPlan, Rows, Span, attend, plan_attention
+from engine.execute.device import Readback
 from engine.execute.exits import ExitRule
 from engine.execute.sampling import Sampled, Sampler
 from engine.models.registry import Model
@@ -31,6 +32,7 @@ class ModelRunner:
         self.exits = ExitRule(slot_count, model.config.loops)
         self.sampler = Sampler(slot_count)
         self._rows: dict[str, Rows] = {}  # [planes, tokens]: the storage row (layer 0) of every token
+        self._unread: tuple[Rows, Rows, Rows, Readback] | None = None  # slots, loops done, epochs and hazards
         self._waves: dict[str, dict[int, Tensor]] = {}  # start of a chunk -> its hidden rows [tokens, hidden]
 
     def bind(self, request: Request) -> None:
@@ -148,10 +150,7 @@ class ModelRunner:
         self.hidden.index_copy_(0, index, hidden)
         for request, position in zip(requests, positions, strict=True):
             self.pages.mark_plane_written(request.request_id, request.loops_done, position, position + 1)
-        loops_done = np.array([request.loops_done for request in requests]) + 1
-        asked = self.exits.needs_hazards(slots, loops_done)
-        hazards = self.model.hazards(hidden).cpu().numpy() if asked else None
-        exits: list[bool] = self.exits.decide(slots, loops_done, hazards).tolist()
+        exits = self._decide(slots, np.array([request.loops_done for request in requests]) + 1, hidden)
         self._fill_deeper_planes([request for request, leaves in zip(requests, exits, strict=True) if leaves])
         return exits
 
@@ -161,6 +160,26 @@ class ModelRunner:
         slots = [request.compute_slot for request in requests]
         logits = self.model.logits(self.hidden.index_select(0, self._tensor(slots)))
         return self.sampler.sample(logits, slots)
+
+    def settle(self) -> None:
+        """Read the hazards that nobody has read yet; before a request's exit state is saved."""
+        if self._unread is not None:
+            slots, loops_done, epochs, hazards = self._unread
+            self._unread = None
+            self.exits.observe(slots, loops_done, hazards.wait().numpy(), epochs)
+
+    def _decide(self, slots: Rows, loops_done: Rows, hidden: Tensor) -> list[bool]:
+        """Which rows leave after this loop, which is enqueued. Hazards that can wait are read after the next one is."""
+        self.settle()
+        hazards = None
+        if self.exits.needs_hazards(slots, loops_done):
+            readback = Readback(self.model.hazards(hidden))
+            if self.exits.can_wait(slots, loops_done):
+                self._unread = (slots, loops_done, self.exits.epochs(slots), readback)
+            else:
+                hazards = readback.wait().numpy()
+        exits: list[bool] = self.exits.decide(slots, loops_done, hazards).tolist()
+        return exits
 
     def _fill_deeper_planes(self, leaving: Sequence[Request]) -> None:
         """Tokens that leave now, after loops_done + 1 loops, hand their K and V to the planes that they never reach."""
