@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 from guard_deletions import EDITS, apply
 
+from rlt_fsm.load import load
 from rlt_fsm.schema import spec_directory
 from verification.cli import main
+from verification.report.scenario import judge, read
 
 
 @pytest.fixture
@@ -38,6 +40,9 @@ def test_an_edited_copy_is_refuted_with_a_chart(
     assert "DestinationRetirement[0].state retiring -> retired" in out
     assert "confirmed: the compiled classes take all" in out
     assert (tmp_path / "found" / "no_write_after_reuse.jsonl").is_file()
+    kept = read(tmp_path / "found" / "no_write_after_reuse.json")
+    assert kept.kind == "violation" and kept.false and not kept.differs(judge(load(), kept.trace))
+    assert "the shipped spec refuses this run" in out
 
 
 def test_induction_alone_does_not_call_an_invariant_refuted(broken: str, capsys: pytest.CaptureFixture[str]) -> None:

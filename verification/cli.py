@@ -8,12 +8,14 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
+from rlt_fsm import trace as trace_format
 from rlt_fsm.errors import SpecError
 from rlt_fsm.load import load
 from rlt_fsm.model import Spec
 from verification.confirm import confirm
 from verification.report.coverage import join
 from verification.report.files import here, write
+from verification.report.scenario import record
 from verification.result import Result
 from verification.run import BACKENDS, DEFAULT, Report, base_name, run
 from verification.show import counterexample
@@ -31,6 +33,12 @@ examples:
 
 exit codes: 0 everything holds, 1 something does not (with a trace), 2 bad usage or bad spec, 3 unknown
 """
+
+
+KEEPS = {
+    False: "the shipped spec refuses this run; put it into tests/scenarios, and it will have to for ever",
+    True: "the shipped spec allows this run",
+}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -57,7 +65,10 @@ def main(argv: list[str] | None = None) -> int:
         help=f"one method only, or all; may be given again (default: {', '.join(DEFAULT)})",
     )
     asks.add_argument(
-        "--save", metavar="DIR", type=Path, help="write each counterexample there as a trace for rlt-spec replay"
+        "--save",
+        metavar="DIR",
+        type=Path,
+        help="write each counterexample there: as a trace for rlt-spec replay, and as a scenario for tests/scenarios",
     )
     asks.add_argument(
         "--report",
@@ -206,7 +217,13 @@ def refutation(report: Report, result: Result, digest: str = "", save: Path | No
         save.mkdir(parents=True, exist_ok=True)
         file = save / f"{base_name(result.name).replace(':', '_')}.jsonl"
     lines = [head, counterexample(flat, result.trace), confirm(flat, result.trace, digest, file)]
-    return "\n".join(lines + ([f"saved: {file}"] if file is not None else []))
+    if file is not None:
+        scenario = file.with_suffix(".json")
+        doc = f"A counterexample to {result.name}, found in scope {result.scope}."
+        kept = record(load(None), trace_format.read(file), scenario, doc)
+        lines.append(f"saved: {file}, for rlt-spec replay --spec")
+        lines.append(f"saved: {scenario}, a scenario: {KEEPS[kept.kind == 'ok']}")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -20,14 +20,14 @@ WORST_FIRST = ("refuted", "unknown", "not asked", "proved")
 # What a verdict of each method rests on, in plain words.
 METHODS: dict[str, str] = {
     "explicit": "Every reachable state of each bounded scope. Nothing is claimed of larger sizes or constants.",
-    "refinement": "Every edge of a small counted scope, with numbered partitions in every order. It rests on P using no "
-    "number twice.",
-    "smt": "Induction with z3: no bound on chunks, partitions, steps, cancels, duplicates, errors and deaths. "
-    "Conditional on what the cell names, such as how many generations are spelled out.",
+    "refinement": "Every edge of a small counted scope, with numbered partitions in every order. It rests on P using "
+    "no number twice.",
+    "smt": "Induction with z3: no bound on generations, storages, chunks, partitions, steps, cancels, duplicates, errors "
+    "and deaths. Conditional on what the cell names, such as which constant counts the storages.",
     "cvc5": "The stored invariant, asked again of another solver. Conditional as the induction that it repeats.",
     "bmc": "Runs up to a depth, with free constants. It finds counterexamples; finding none proves nothing.",
-    "ranking": "A measure that falls with every step of a generation, so that runs end for any number of chunks. "
-    "Conditional on the steps that the cell names as open.",
+    "ranking": "A measure that falls with every step that fairness does not end, so that fair runs are finite, for any "
+    "number of generations and chunks. Conditional on what the cell names.",
     "spin": "The same flat model, exported and searched by SPIN: other code than the explicit search, the same bounds.",
 }
 
