@@ -11,14 +11,13 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import os
-import platform
 import statistics
 import time
-from importlib.metadata import version
 from multiprocessing.connection import Connection
 
 import numpy as np
 import torch
+from machine import machine
 
 from engine.pd import nixl
 from engine.pd.nixl import NixlConnector
@@ -102,20 +101,6 @@ class Bench:
         print(f"{count:>6} x {size // 1024:>6} KiB | {one * 1e6:>10.1f} | {two * 1e6:>10.1f} | {two / one:>6.2f}")
 
 
-def machine() -> str:
-    """The machine and the versions that the figures belong to."""
-    model = platform.processor() or platform.machine()
-    if os.path.exists("/proc/cpuinfo"):
-        with open("/proc/cpuinfo") as lines:
-            model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), model)
-    load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
-    return (
-        f"{model}, {os.cpu_count()} cores, load {load}; Linux {platform.release()}; "
-        f"Python {platform.python_version()}; torch {torch.__version__}; "
-        f"nixl {version('nixl')}; UCX_TLS={os.environ.get('UCX_TLS', 'default')}"
-    )
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=21, help="interleaved runs per line (default %(default)s)")
@@ -138,7 +123,7 @@ def main() -> None:
     process.start()
     metadata, address = here.recv()
     bench = Bench(metadata, address, pool, arguments.runs)
-    print(machine())
+    print(f"{machine('torch', 'nixl')}; UCX_TLS={os.environ.get('UCX_TLS', 'default')}")
     print(f"medians of {arguments.runs} interleaved runs; ratio = copy / done, 1 would be as fast as copy_\n")
     print("pieces apart           |    post us |    done us |    copy us |   GB/s |   copy |  ratio")
     for count in counts:

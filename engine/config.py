@@ -92,6 +92,8 @@ class SchedulerConfig:
         for it. 0 is strict first come, first served.
     mode: "refill": a row that leaves its loops is replaced at once by the next token. "no_refill": the rows that loop
         together all leave before others begin; the plainer order, kept for comparison.
+    min_coda_batch_size: rows that wait for each other before they become tokens, while enough others loop. Above 1 it
+        saves reads of the output weights where max_num_seqs exceeds max_num_batched_tokens, and costs latency.
     policy: "fcfs": who came first is admitted first. "priority": lower numbers first, and among equals as fcfs.
     wavefront_prefill: run a prompt's chunks one loop per batch, chunk after chunk in different depths at once. The
         scheduler may admit, decode or cancel after each loop, at the price of keeping the hidden rows in between.
@@ -103,6 +105,7 @@ class SchedulerConfig:
     max_prefill_batches_before_decode: int = 1
     admission_scan_limit: int = 64
     max_admission_bypasses: int = 8
+    min_coda_batch_size: int = 1
     mode: str = REFILL
     policy: str = FCFS
     wavefront_prefill: bool = False
@@ -114,6 +117,7 @@ class SchedulerConfig:
         require_int("max_prefill_batches_before_decode", self.max_prefill_batches_before_decode, 1)
         require_int("admission_scan_limit", self.admission_scan_limit, 1)
         require_int("max_admission_bypasses", self.max_admission_bypasses, 0)
+        require_int("min_coda_batch_size", self.min_coda_batch_size, 1)
         require_one_of("mode", self.mode, (REFILL, NO_REFILL))
         require_one_of("policy", self.policy, (FCFS, PRIORITY))
         require_bool("wavefront_prefill", self.wavefront_prefill)

@@ -82,17 +82,17 @@ def test_every_query_sees_its_own_past_and_nothing_else(
 def test_splitting_into_groups_changes_nothing(shapes: list[tuple[int, int]], seed: int, limit: int) -> None:
     """Goal: rows come back in order however they are grouped. Method: the same oracle with eager splitting."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attention, "SPLIT_SCORES", limit)
+        patch.setattr(attention, "SPLIT_ELEMENTS", limit)
         check(shapes, 2, seed)
 
 
 def test_very_ragged_batches_are_split_and_even_ones_are_not() -> None:
     """Goal: one long context does not pad every row. Method: count groups of a ragged and of an even batch."""
-    long, short = np.arange(60_000), np.arange(10)
+    long, short = np.arange(600_000), np.arange(10)
     ragged = plan_attention([Span(short, 1), Span(long, 1), Span(short, 1)], CPU)
     even = plan_attention([Span(short, 1)] * 8, CPU)
 
-    assert sorted(tuple(group.rows.shape) for group in ragged.groups) == [(1, 60_000), (2, 10)]
+    assert sorted(tuple(group.rows.shape) for group in ragged.groups) == [(1, 600_000), (2, 10)]
     assert len(even.groups) == 1 and even.groups[0].mask is None and even.restore is None
 
 

@@ -373,6 +373,25 @@ def test_without_refill_the_rows_that_loop_together_leave_together() -> None:
     assert after is not None and after.stage is Stage.CODA and len(after.requests) == 2
 
 
+def test_codas_wait_for_each_other_only_while_others_fill_the_batch() -> None:
+    """Goal: waiting rows cost no idle row. Method: three requests, two rows, codas in pairs."""
+    scheduler, _ = make(max_num_seqs=3, max_num_batched_tokens=2, prefill_chunk_size=2, min_coda_batch_size=2)
+    for name in ("a", "b", "c"):
+        scheduler.add(request(name, prompt=1, output=3))
+    while len(scheduler.requests["c"].output_ids) < 1 or scheduler._queues[Stage.PRELUDE]:
+        step(scheduler)
+    batch = scheduler.schedule()
+    assert batch is not None and (batch.stage, len(batch.requests)) == (Stage.RECURRENT, 2)
+    first = batch.requests[0]
+    complete(scheduler, batch, [True, False])
+    batch = scheduler.schedule()
+    assert batch is not None and batch.stage is Stage.RECURRENT, "the two others fill the rows: the first waits"
+    assert len(batch.requests) == 2 and first not in batch.requests
+    complete(scheduler, batch, [True, False])
+    batch = scheduler.schedule()
+    assert batch is not None and (batch.stage, len(batch.requests)) == (Stage.CODA, 2)
+
+
 def test_priority_goes_first_and_equals_keep_their_order() -> None:
     """Goal: lower numbers are admitted first. Method: five requests, one slot; and the same under fcfs."""
     for policy, expected in (("priority", "bdace"), ("fcfs", "abcde")):

@@ -45,6 +45,7 @@ class KVStorage:
         self._value_rows = self.values.view(-1, kv_heads * head_dim)
         self._layer_keys = [self._key_rows[layer * block_size :] for layer in range(num_layers)]
         self._layer_values = [self._value_rows[layer * block_size :] for layer in range(num_layers)]
+        self._scratch = torch.empty((2, 0, kv_heads * head_dim), dtype=dtype, device=device)
         self._layer_shifts = torch.arange(num_layers, device=device)[:, None] * block_size
 
     def rows_of(self, slots: Tensor) -> Tensor:
@@ -65,10 +66,17 @@ class KVStorage:
         self._layer_values[layer].index_copy_(0, rows, value.reshape(rows.shape[0], -1))
 
     def read(self, layer: int, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Gather the K and V of one layer. rows: int64 of any shape. Returns two [*rows.shape, kv_heads, head_dim]."""
+        """Gather the K and V of one layer. rows: int64 of any shape. Returns two [*rows.shape, kv_heads, head_dim].
+
+        What it returns is overwritten by the next read: memory fresh from the system costs more than the copy itself.
+        """
         flat, shape = rows.reshape(-1), (*rows.shape, self.kv_heads, self.head_dim)
-        key = self._layer_keys[layer].index_select(0, flat)
-        value = self._layer_values[layer].index_select(0, flat)
+        if self._scratch.shape[1] < flat.shape[0]:
+            size = max(flat.shape[0], 2 * self._scratch.shape[1])
+            self._scratch = torch.empty((2, size, self.kv_heads * self.head_dim), dtype=self.dtype, device=self.device)
+        key, value = self._scratch[0, : flat.shape[0]], self._scratch[1, : flat.shape[0]]
+        torch.index_select(self._layer_keys[layer], 0, flat, out=key)
+        torch.index_select(self._layer_values[layer], 0, flat, out=value)
         return key.view(shape), value.view(shape)
 
     def copy_tokens(self, source_rows: Tensor, target_rows: Tensor) -> None:

@@ -22,8 +22,9 @@ from engine.cache.storage import KVStorage
 BACKEND = "torch"
 """Part of the fingerprint: another backend rounds differently."""
 
-SPLIT_SCORES = 1 << 16
-"""A group is split where that saves this many padded scores (query x context): below, a further call costs more."""
+SPLIT_ELEMENTS = 1 << 20
+"""A group is split where that saves this many padded elements (query x context x width of a row): below, a further
+call costs more."""
 
 Rows = npt.NDArray[np.int64]
 
@@ -57,12 +58,15 @@ class AttentionPlan:
     restore: Tensor | None
 
 
-def plan_attention(spans: Sequence[Span], device: torch.device) -> AttentionPlan:
-    """Group and pad the spans; the batch's rows are their queries, in order. At least one span."""
+def plan_attention(spans: Sequence[Span], device: torch.device, row_width: int = 1) -> AttentionPlan:
+    """Group and pad the spans; the batch's rows are their queries, in order. At least one span.
+
+    row_width: elements of a storage row, which say what padding costs.
+    """
     queries = np.array([span.queries for span in spans])
     contexts = np.array([len(span.rows) for span in spans])
     firsts = np.cumsum(queries) - queries
-    members = _group(queries, contexts)
+    members = _group(queries, contexts, max(1, SPLIT_ELEMENTS // row_width))
     if len(members) == 1 and len(firsts) == int(firsts[-1]) + int(queries[-1]):
         return AttentionPlan([_decode_group(spans, contexts, device)], None)
     groups, places, offset = [], np.empty(int(queries.sum()), np.int64), 0
@@ -102,10 +106,10 @@ def _padded(spans: Sequence[Span], length: int, device: torch.device) -> Tensor:
     return torch.from_numpy(rows).to(device)
 
 
-def _group(queries: npt.NDArray[np.int64], contexts: npt.NDArray[np.int64]) -> list[npt.NDArray[np.int64]]:
-    """Split the spans, ordered by size, wherever that saves at least SPLIT_SCORES padded scores."""
+def _group(queries: npt.NDArray[np.int64], contexts: npt.NDArray[np.int64], least: int) -> list[npt.NDArray[np.int64]]:
+    """Split the spans, ordered by size, wherever that saves at least `least` padded scores (query x context)."""
     whole = np.arange(len(queries))
-    if len(whole) * int(queries.max()) * int(contexts.max()) - int((queries * contexts).sum()) < SPLIT_SCORES:
+    if len(whole) * int(queries.max()) * int(contexts.max()) - int((queries * contexts).sum()) < least:
         return [whole]  # padding is cheap: keep the batch's own order
     order = np.lexsort((contexts, queries))
     groups, current, width, length = [], [int(order[0])], int(queries[order[0]]), int(contexts[order[0]])
@@ -113,7 +117,7 @@ def _group(queries: npt.NDArray[np.int64], contexts: npt.NDArray[np.int64]) -> l
         wider, longer = max(width, int(queries[member])), max(length, int(contexts[member]))
         joined = (len(current) + 1) * wider * longer
         apart = len(current) * width * length + int(queries[member] * contexts[member])
-        if joined - apart >= SPLIT_SCORES:
+        if joined - apart >= least:
             groups.append(np.array(current))
             current, width, length = [member], int(queries[member]), int(contexts[member])
         else:

@@ -32,6 +32,7 @@ class ModelRunner:
         self.exits = ExitRule(slot_count, model.config.loops)
         self.sampler = Sampler(slot_count)
         self._rows: dict[str, Rows] = {}  # [planes, tokens]: the storage row (layer 0) of every token
+        self._row_width = storage.kv_heads * storage.head_dim
         self._unread: tuple[Rows, Rows, Rows, Readback] | None = None  # slots, loops done, epochs and hazards
         self._waves: dict[str, dict[int, Tensor]] = {}  # start of a chunk -> its hidden rows [tokens, hidden]
 
@@ -119,7 +120,9 @@ class ModelRunner:
             rows = self._rows[request.request_id][plane]
             spans.append(Span(rows[:end], end - start))
             written.append(rows[start:end])
-        hidden = self._loop(hidden, rotary, plan_attention(spans, self.device), np.concatenate(written))
+        hidden = self._loop(
+            hidden, rotary, plan_attention(spans, self.device, self._row_width), np.concatenate(written)
+        )
         for request, (start, end), plane in zip(requests, ranges, planes, strict=True):
             self.pages.mark_plane_written(request.request_id, plane, start, end)
         return hidden
@@ -146,7 +149,9 @@ class ModelRunner:
             written[line] = rows[position]
         index = self._tensor(slots)
         rotary = self.model.rotary(self._tensor(positions))
-        hidden = self._loop(self.hidden.index_select(0, index), rotary, plan_attention(spans, self.device), written)
+        hidden = self._loop(
+            self.hidden.index_select(0, index), rotary, plan_attention(spans, self.device, self._row_width), written
+        )
         self.hidden.index_copy_(0, index, hidden)
         for request, position in zip(requests, positions, strict=True):
             self.pages.mark_plane_written(request.request_id, request.loops_done, position, position + 1)

@@ -125,9 +125,11 @@ class Scheduler:
         if recurrent and self._draining:
             return self._take_rows(Stage.RECURRENT)
         self._draining = False
-        for stage in (Stage.PRELUDE, Stage.CODA):
-            if self._queues[stage]:
-                return self._take_rows(stage)
+        if self._queues[Stage.PRELUDE]:
+            return self._take_rows(Stage.PRELUDE)
+        coda = len(self._queues[Stage.CODA])
+        if coda and (coda >= self.config.min_coda_batch_size or len(recurrent) < self._rows_max):
+            return self._take_rows(Stage.CODA)
         if recurrent and self._prefill_loops >= self._prefill_loops_max:
             return self._take_rows(Stage.RECURRENT)
         self._admit()

@@ -22,8 +22,8 @@ METHODS: dict[str, str] = {
     "explicit": "Every reachable state of each bounded scope. Nothing is claimed of larger sizes or constants.",
     "refinement": "Every edge of a small counted scope, with numbered partitions in every order. It rests on P using "
     "no number twice.",
-    "smt": "Induction with z3: no bound on generations, storages, chunks, partitions, steps, cancels, duplicates, errors "
-    "and deaths. Conditional on what the cell names, such as which constant counts the storages.",
+    "smt": "Induction with z3: no bound on generations, storages, chunks, partitions, steps, cancels, duplicates, "
+    "errors and deaths. Conditional on what the cell names, such as which constant counts the storages.",
     "cvc5": "The stored invariant, asked again of another solver. Conditional as the induction that it repeats.",
     "bmc": "Runs up to a depth, with free constants. It finds counterexamples; finding none proves nothing.",
     "ranking": "A measure that falls with every step that fairness does not end, so that fair runs are finite, for any "
