@@ -377,8 +377,8 @@ def test_codas_wait_for_each_other_only_while_others_fill_the_batch() -> None:
     """Goal: waiting rows cost no idle row. Method: three requests, two rows, codas in pairs."""
     scheduler, _ = make(max_num_seqs=3, max_num_batched_tokens=2, prefill_chunk_size=2, min_coda_batch_size=2)
     for name in ("a", "b", "c"):
-        scheduler.add(request(name, prompt=1, output=3))
-    while len(scheduler.requests["c"].output_ids) < 1 or scheduler._queues[Stage.PRELUDE]:
+        scheduler.add(request(name, prompt=1, output=9))
+    while len(scheduler._queues[Stage.RECURRENT]) < 3:
         step(scheduler)
     batch = scheduler.schedule()
     assert batch is not None and (batch.stage, len(batch.requests)) == (Stage.RECURRENT, 2)
