@@ -374,22 +374,21 @@ def test_without_refill_the_rows_that_loop_together_leave_together() -> None:
 
 
 def test_codas_wait_for_each_other_only_while_others_fill_the_batch() -> None:
-    """Goal: waiting rows cost no idle row. Method: three requests, two rows, codas in pairs."""
-    scheduler, _ = make(max_num_seqs=3, max_num_batched_tokens=2, prefill_chunk_size=2, min_coda_batch_size=2)
-    for name in ("a", "b", "c"):
-        scheduler.add(request(name, prompt=1, output=9))
-    while len(scheduler._queues[Stage.RECURRENT]) < 3:
-        step(scheduler)
-    batch = scheduler.schedule()
-    assert batch is not None and (batch.stage, len(batch.requests)) == (Stage.RECURRENT, 2)
-    first = batch.requests[0]
-    complete(scheduler, batch, [True, False])
-    batch = scheduler.schedule()
-    assert batch is not None and batch.stage is Stage.RECURRENT, "the two others fill the rows: the first waits"
-    assert len(batch.requests) == 2 and first not in batch.requests
-    complete(scheduler, batch, [True, False])
-    batch = scheduler.schedule()
-    assert batch is not None and (batch.stage, len(batch.requests)) == (Stage.CODA, 2)
+    """Goal: waiting rows cost no idle row. Method: six requests on four rows, codas in fours, drawn exits."""
+    scheduler, _ = make(96, max_num_seqs=6, max_num_batched_tokens=4, min_coda_batch_size=4)
+    rng, waited = random.Random(1), 0
+    for number in range(6):
+        scheduler.add(request(f"r{number}", prompt=1, output=12))
+    while (batch := scheduler.schedule()) is not None:
+        looping, done = (len(scheduler._queues[stage]) for stage in (Stage.RECURRENT, Stage.CODA))
+        if batch.stage is Stage.CODA:
+            assert len(batch.requests) == 4 or looping < 4
+        if batch.stage is Stage.RECURRENT and done:
+            assert len(batch.requests) == 4 and done < 4
+            waited += 1
+        complete(scheduler, batch, [row.loops_done + 1 == LOOPS or rng.random() < 0.5 for row in batch.requests])
+
+    assert waited > 5 and all(row.stage is Stage.FINISHED for row in scheduler.requests.values())
 
 
 def test_priority_goes_first_and_equals_keep_their_order() -> None:
