@@ -26,7 +26,7 @@ examples:
   rlt-verify run --scope full             every scope
   rlt-verify run --scope one_everything   one scope
   rlt-verify run --only no_write_after_reuse
-  rlt-verify run --backend all            also a second solver, which believes nothing of the first
+  rlt-verify run --backend all            also a second solver, and SPIN: neither believes anything of the first
   rlt-verify run --spec my_copy/          a copy of the spec that you have edited
   rlt-verify hunt --scope r1_k3           bounded model checking: shortest counterexample, no proof
   rlt-verify run --report proof.html      one page of everything, and JUnit, SARIF and ITF files beside it
@@ -196,6 +196,9 @@ def methods(items: list[Result]) -> str:
         return "a reachable state" if items[0].holds else items[0].why
     scopes = {i.scope for i in items if i.method == "explicit"}
     parts = [f"{len(scopes)} scope{'s' if len(scopes) > 1 else ''}"] if scopes else []
+    spun = {i.scope for i in items if i.method == "spin"}
+    if spun:
+        parts.append(f"SPIN in {len(spun)}")
     if any(i.method == "refinement" for i in items):
         parts.append("numbered partitions")
     solvers = [name for method, name in (("smt", "z3"), ("cvc5", "cvc5")) if any(i.method == method for i in items)]

@@ -18,10 +18,11 @@ from verification.explicit import search
 from verification.report.coverage import Coverage, from_graph
 from verification.result import Result
 from verification.smt.apart import Apart, Stopped
+from verification.spin import run as spin
 
 SMT_SECONDS_MAX = 240.0  # hard stop: the solver's own time-out is not always honoured
 
-BACKENDS = ("explicit", "refinement", "smt", "cvc5")
+BACKENDS = ("explicit", "refinement", "smt", "cvc5", "spin")
 DEFAULT = ("explicit", "refinement", "smt")  # what needs nothing but the spec
 
 SOLVERS = {"smt": "induction and ranking by z3", "cvc5": "the stored invariant again by cvc5"}
@@ -90,6 +91,8 @@ def run(
     if "refinement" in backends and only in (None, refinement.NAME) and refinement.applies(system):
         say(f"refinement: {refinement.SCOPE}")
         report.results.append(refinement.check(system))
+    if "spin" in backends and (only_is_safety(spec, only)):
+        _ask_spin(spec, scopes, report, say)
     for name, solver in solvers.items():
         say(f"{SOLVERS[name]}: any number of generations, storages and chunks")
         report.results += _wait(name, solver)
@@ -175,6 +178,23 @@ def _explore(
         report.never_fired = [
             row.name for name in used for row in system.machines[name].transitions if (name, row.place) not in fired
         ]
+
+
+def _ask_spin(spec: Spec, scopes: list[ScopeDef], report: Report, say: Progress) -> None:
+    """Each scope again by SPIN, whose states must be as many as those of our own search."""
+    system = spec.need_system()
+    for scope in scopes:
+        if scope.symmetry or scope.name in report.skipped:
+            continue  # what SPIN would store without symmetry is not what our search stored
+        say(f"{scope.name}: SPIN")
+        flat = report.flats.setdefault(scope.name, ground(system, scope.sizes, scope.consts, scope.start))
+        found = spin.check(flat, scope.name)
+        report.results += found
+        ours = report.figures.get(scope.name)
+        if ours is not None and all(result.holds for result in found):
+            mine, theirs = ours["states"], found[0].figures["states"]
+            verdict, why = ("proved", "") if mine == theirs else ("refuted", f"{mine} states here, {theirs} in SPIN")
+            report.results.append(Result("same_states", "agreement", "spin", scope.name, verdict, why))
 
 
 def base_name(name: str) -> str:

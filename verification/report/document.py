@@ -22,13 +22,14 @@ from verification.report.summary import BUILT_IN
 
 # Kind of question -> the methods that have an answer to it. What a method's answer rests on is in `summary.METHODS`.
 APPLIES: dict[str, tuple[str, ...]] = {
-    "always": ("explicit", "induction", "cvc5"),
+    "always": ("explicit", "induction", "cvc5", "spin"),
     "lemma": ("explicit", "induction", "cvc5"),
     "possible": ("explicit",),
     "leads_to": ("explicit",),
     "sometimes": ("explicit",),
     "refinement": ("refinement",),
     "ranking": ("ranking",),
+    "agreement": ("explicit", "spin"),
 }
 _BLOCK = re.compile(
     r"<!-- generated: (?P<name>\w+) spec=(?P<spec>\S*) -->\n(?P<body>.*?)<!-- end of (?P=name) -->", re.DOTALL

@@ -28,7 +28,8 @@ METHODS: dict[str, str] = {
     "bmc": "Runs up to a depth, with free constants. It finds counterexamples; finding none proves nothing.",
     "ranking": "A measure that falls with every step that fairness does not end, so that fair runs are finite, for any "
     "number of generations and chunks. Conditional on what the cell names.",
-    "spin": "The same flat model, exported and searched by SPIN: other code than the explicit search, the same bounds.",
+    "spin": "The same flat model, exported and searched by SPIN: other code than the explicit search, the same bounds. "
+    "Lemmas and liveness are not asked.",
 }
 
 # Questions that come with the tables themselves, not with a line under `properties`.
@@ -47,6 +48,7 @@ BUILT_IN: dict[str, tuple[str, str]] = {
         "every fair run is finite",
         "For any number of requests and chunks: a measure falls with every step that fairness does not end.",
     ),
+    "agreement": ("as many states as in SPIN", "Two searches that share no code stored the same number of states."),
     "induction": ("the solver gave answers", "Its process ended by itself and in time."),
 }
 
