@@ -60,6 +60,9 @@ class Edges:
         return reached
 
 
+REST = "comes_to_rest"
+
+
 def edges_of(graph: Graph) -> Edges:
     """The graph's edges by source, sorted once."""
     if graph.edges is None:
@@ -107,8 +110,16 @@ def leads_to(graph: Graph, name: str, start: Bools, goal: Bools, scope: str) -> 
     return Result(name, "leads_to", "explicit", scope, "refuted", why, trace)
 
 
+def comes_to_rest(graph: Graph, scope: str) -> Result:
+    """Does every fair run come to where nothing is left that must happen? A shell that is offered the same again and
+    again, and changes nothing by it, never does."""
+    fair = np.array([bool(step.fair) for step in graph.flat.steps])
+    busy = _mask(np.unique(graph.source[fair[graph.step]]).astype(np.int64), graph.store.count)
+    return replace(leads_to(graph, REST, busy, ~busy, scope), kind="rest")
+
+
 def check(graph: Graph, scope: str) -> list[Result]:
-    """Every `possible` and `leads_to` property of the system."""
+    """Every `possible` and `leads_to` property of the system, and that it comes to rest."""
     asked = [p for p in graph.flat.properties() if p[1].kind in ("possible", "leads_to")]
     nodes = []
     for _, _, formula, target in asked:
@@ -120,7 +131,7 @@ def check(graph: Graph, scope: str) -> list[Result]:
             out.append(possible(graph, name, next(truths), scope))
         else:
             out.append(leads_to(graph, name, next(truths), next(truths), scope))
-    return out
+    return [*out, comes_to_rest(graph, scope)]
 
 
 def _fair_component(graph: Graph, region: Bools) -> Bools | None:

@@ -155,7 +155,7 @@ def _explore(
             say(f"{scope.name}: rows and guard outcomes")
             report.coverage.append(from_graph(found.graph, found.fired, spec.digest, known=report.coverage))
         asked = liveness.check(found.graph, scope.name)
-        report.results += [r for r in asked if not scope.asks or base_name(r.name) in scope.asks]
+        report.results += [r for r in asked if not scope.asks or base_name(r.name) in (*scope.asks, liveness.REST)]
     whole_suite = any(suite in s.suites for s in scopes)
     answered = {base_name(r.name) for r in report.results}
     for prop in system.properties:
