@@ -86,7 +86,7 @@ KINDS = {
     # systems
     "no-generation": "Not exactly one instance sort is the generation.",
     "bad-property": "Not exactly one of always, sometimes, possible, leads_to.",
-    "symmetry-and-liveness": "A scope drops states that differ in numbering only, and asks what such states cannot answer.",
+    "symmetry-and-liveness": "A scope drops states that differ only in numbering, and asks what those cannot answer.",
     "missing-given": "An instance is made without a number that its machine needs.",
     "wrong-place": "A per-generation machine as a shared instance, or the other way round.",
     "unused-machine": "No process runs the machine, and it is not standalone.",

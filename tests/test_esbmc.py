@@ -37,7 +37,7 @@ def plain_and_compiled(process: str) -> tuple[Any, Any]:
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_what_is_checked_is_what_runs(process: str, data: st.DataObject) -> None:
-    """Goal: nothing is lost on the way to ESBMC. Method: both classes in any state, any event: same move, same refusal."""
+    """Goal: nothing is lost on the way to ESBMC. Method: both classes, any event: same move, same refusal."""
     plain, compiled = plain_and_compiled(process)
     both = ((plain, compiled), (plain.shared, compiled.shared))
     slots: list[tuple[int, str]] = []
@@ -85,7 +85,7 @@ def runs_until_an_assertion_fails(system: System, process: str, runs: int) -> in
 
 @pytest.mark.parametrize("process", esbmc.DRIVERS)
 def test_the_adversary_finds_each_deleted_guard(process: str) -> None:
-    """Goal: the driver reaches what it asserts, and nothing else fails. Method: random runs, whole and without each hold."""
+    """Goal: the driver reaches what it asserts, nothing else fails. Method: random runs, whole and less each hold."""
     assert runs_until_an_assertion_fails(SYSTEM, process, 300) is None
     found = {label: runs_until_an_assertion_fails(s, process, 3000) for label, s in esbmc.deletions(SYSTEM, process)}
 

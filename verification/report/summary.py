@@ -46,7 +46,7 @@ BUILT_IN: dict[str, tuple[str, str]] = {
     ),
     "rest": (
         "every fair run comes to rest",
-        "It reaches a state in which nothing is left that must happen: no shell is kept busy with what changes nothing.",
+        "It reaches a state in which nothing is left that must happen: no shell is kept busy by what changes nothing.",
     ),
     "ranking": (
         "every fair run is finite",
