@@ -13,6 +13,7 @@ from rlt_fsm.errors import SpecError
 from rlt_fsm.load import load
 from rlt_fsm.model import Spec
 from verification.confirm import confirm
+from verification.mutation.sweep import load_outcomes, mutate, show
 from verification.report.coverage import join
 from verification.report.files import here, write
 from verification.report.scenario import record
@@ -30,6 +31,8 @@ examples:
   rlt-verify run --spec my_copy/          a copy of the spec that you have edited
   rlt-verify hunt --scope r1_k3           bounded model checking: shortest counterexample, no proof
   rlt-verify run --report proof.html      one page of everything, and JUnit, SARIF and ITF files beside it
+  rlt-verify mutate --json mutants.json   break the spec in every small way: does each break show?
+  rlt-verify run --report proof.html --mutants mutants.json
 
 exit codes: 0 everything holds, 1 something does not (with a trace), 2 bad usage or bad spec, 3 unknown
 """
@@ -76,7 +79,25 @@ def main(argv: list[str] | None = None) -> int:
         type=Path,
         help="write the run as a page: properties by method, lemmas, coverage, counterexamples as charts",
     )
+    asks.add_argument(
+        "--mutants", metavar="FILE.json", type=Path, help="what `rlt-verify mutate --json` wrote, for the --report"
+    )
     asks.add_argument("--quiet", action="store_true", help="no progress on stderr")
+    mutates = commands.add_parser(
+        "mutate",
+        help="change the spec in every small way, and see that each change shows",
+        description="Delete or weaken each guard conjunct, update, target, send, effect and source state, one at a "
+        "time, and swap what has an order. Each mutant is refuted (by a property of the world, an unhandled event, a "
+        "property of other machines, an order, or a lost witness), or proved redundant, or equivalent for a reason "
+        "that is written down and printed. Anything else is a hole in the properties: exit code 1.",
+    )
+    mutates.add_argument(
+        "--spec", metavar="PATH", action="append", help="spec directory or file (default: the shipped spec)"
+    )
+    mutates.add_argument("--only", metavar="PREFIX", default="", help="mutants whose id begins so, e.g. Export.post")
+    mutates.add_argument("--jobs", type=int, metavar="N", help="processes (default: one for each processor)")
+    mutates.add_argument("--json", metavar="FILE", type=Path, help="write every outcome there")
+    mutates.add_argument("--quiet", action="store_true", help="no progress on stderr")
     hunts = commands.add_parser("hunt", help="look for a counterexample with a solver: free constants, no budgets")
     hunts.add_argument(
         "--spec", metavar="PATH", action="append", help="spec directory or file (default: the shipped spec)"
@@ -94,11 +115,16 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     if args.command == "hunt":
         return _hunt(spec, args)
+    if args.command == "mutate":
+        return _mutate(spec, args)
     backends = BACKENDS if "all" in (args.backend or ()) else tuple(args.backend or DEFAULT)
     progress = None if args.quiet else (lambda text: print(text, file=sys.stderr, flush=True))
     try:
         if args.report is not None and args.report.suffix != ".html":
             raise LookupError(f"--report {args.report}: a page's name must end in .html")
+        if args.mutants is not None and args.report is None:
+            raise LookupError("--mutants goes into a page: give --report too")
+        mutants = load_outcomes(args.mutants, spec.digest) if args.mutants is not None else None
         report = run(spec, args.spec, args.scope, args.only, backends, progress, cover=args.report is not None)
     except LookupError as error:
         print(f"rlt-verify: {error.args[0]}", file=sys.stderr)
@@ -109,12 +135,35 @@ def main(argv: list[str] | None = None) -> int:
     if args.report is not None:
         given = shlex.join(["rlt-verify", *(sys.argv[1:] if argv is None else argv)])
         try:
-            files = write(report, spec, args.report, here(given), None, join(spec, report.coverage))
+            files = write(report, spec, args.report, here(given), mutants, join(spec, report.coverage))
         except OSError as error:
             print(f"rlt-verify: --report {args.report}: {error.strerror}", file=sys.stderr)
             return 2
         print("\n".join(f"wrote {file}" for file in files))
     return report.exit_code
+
+
+def _mutate(spec: Spec, args: argparse.Namespace) -> int:
+    """Every mutant judged. Exit code: 1 where one has no class, or a written reason is stale."""
+    if args.jobs is not None and args.jobs < 1:
+        print(f"rlt-verify mutate: --jobs {args.jobs}: at least 1", file=sys.stderr)
+        return 2
+    progress = None if args.quiet else (lambda text: print(text, file=sys.stderr, flush=True))
+    try:
+        sweep = mutate(spec, args.only, args.jobs, progress)
+        if spec.digest != load(None).digest:
+            sweep.stale = []  # the reasons were written for the shipped spec
+        if args.json is not None:
+            args.json.parent.mkdir(parents=True, exist_ok=True)
+            args.json.write_text(sweep.to_json(), encoding="utf-8")
+    except (LookupError, ValueError) as error:
+        print(f"rlt-verify mutate: {error.args[0]}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"rlt-verify mutate: --json {args.json}: {error.strerror}", file=sys.stderr)
+        return 2
+    print(show(sweep))
+    return sweep.exit_code
 
 
 def _hunt(spec: Spec, args: argparse.Namespace) -> int:

@@ -33,6 +33,7 @@ from rlt_fsm.model import ScopeDef, System
 from verification import liveness
 from verification.explicit import Graph, search
 from verification.mutation.difference import Dead, Parting, dead_values, parting
+from verification.mutation.equivalents import reason_for
 from verification.mutation.mutants import Mutant, Variant
 from verification.result import Result
 
@@ -149,8 +150,9 @@ def judge(basis: Basis, variant: Variant, equivalents: Mapping[str, str]) -> Out
     lost = set().union(*(e.witnessed for e in basis.explored)) - witnessed if witnessed is not None else set()
     if lost:
         return Outcome(mutant, REFUTED, f"sometimes {min(lost)}", "witness", "all")
-    if mutant.id in equivalents:
-        return Outcome(mutant, EQUIVALENT, equivalents[mutant.id], "written reason")
+    pattern = reason_for(mutant.id, equivalents)
+    if pattern is not None:
+        return Outcome(mutant, EQUIVALENT, equivalents[pattern], "written reason")
     if not parted:
         return Outcome(mutant, UNCLASSIFIED, "the effect means nothing in the world, so that no property can miss it")
     return Outcome(mutant, UNCLASSIFIED, "; ".join([f"parts from the spec after {parted}; nothing falls", *reasons]))

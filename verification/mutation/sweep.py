@@ -14,10 +14,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from rlt_fsm.model import Spec
-from verification.mutation.equivalents import EQUIVALENTS
+from verification.mutation.equivalents import EQUIVALENTS, matches, reason_for
 from verification.mutation.judge import (
     EQUIVALENT,
     EVIDENCE,
@@ -29,7 +30,7 @@ from verification.mutation.judge import (
     basis,
     judge,
 )
-from verification.mutation.mutants import Variant, variants
+from verification.mutation.mutants import Mutant, Variant, variants
 
 SECONDS_MAX = 90  # for one mutant, then it is unclassified
 
@@ -41,6 +42,7 @@ class Sweep:
     outcomes: list[Outcome] = field(default_factory=list)
     stale: list[str] = field(default_factory=list)
     seconds: float = 0.0
+    digest: str = ""
 
     def of(self, verdict: str) -> list[Outcome]:
         """The outcomes of one class."""
@@ -54,7 +56,10 @@ class Sweep:
     def to_json(self) -> str:
         """All of it, for other tools."""
         outcomes = [{**asdict(o), "mutant": asdict(o.mutant)} for o in self.outcomes]
-        return json.dumps({"seconds": round(self.seconds, 1), "stale": self.stale, "outcomes": outcomes}, indent=1)
+        return json.dumps(
+            {"digest": self.digest, "seconds": round(self.seconds, 1), "stale": self.stale, "outcomes": outcomes},
+            indent=1,
+        )
 
 
 def mutate(
@@ -78,7 +83,7 @@ def mutate(
     say = progress or (lambda text: None)
     say(f"the spec itself: scopes of suite '{suite}', and the induction")
     ground_truth = basis(system, suite)
-    sweep = Sweep()
+    sweep = Sweep(digest=spec.digest)
     said = started
     for outcome in _judged(ground_truth, chosen, equivalents, jobs or os.cpu_count() or 1):
         sweep.outcomes.append(outcome)
@@ -91,19 +96,40 @@ def mutate(
             say(f"{len(sweep.outcomes)} of {len(chosen)} mutants: {counts}; {now - started:.0f} s")
     order = {v.mutant.id: place for place, v in enumerate(chosen)}
     sweep.outcomes.sort(key=lambda o: order[o.mutant.id])
-    sweep.stale = _stale(sweep, all_of_them, equivalents)
+    sweep.stale = _stale(sweep, all_of_them, equivalents, only)
     sweep.seconds = time.perf_counter() - started
     return sweep
 
 
-def _stale(sweep: Sweep, all_of_them: list[Variant], equivalents: Mapping[str, str]) -> list[str]:
-    """The written reasons that nothing needs, with why."""
-    known = {v.mutant.id for v in all_of_them}
-    out = [f"{name}: there is no such mutant" for name in equivalents if name not in known]
-    for outcome in sweep.outcomes:
-        if outcome.mutant.id in equivalents and outcome.verdict in (REFUTED, REDUNDANT):
-            out.append(f"{outcome.mutant.id}: it is {outcome.verdict} ({outcome.by})")
+def _stale(sweep: Sweep, all_of_them: list[Variant], equivalents: Mapping[str, str], only: str) -> list[str]:
+    """The written reasons that nothing needs, with why. After a sweep of a part, only what that part can tell."""
+    needed = {reason_for(o.mutant.id, equivalents) for o in sweep.of(EQUIVALENT)}
+    out = []
+    for pattern in equivalents:
+        covered = [o for o in sweep.outcomes if matches(pattern, o.mutant.id)]
+        if not any(matches(pattern, v.mutant.id) for v in all_of_them):
+            out.append(f"{pattern}: there is no such mutant")
+        elif pattern not in needed and (covered or not only):
+            found = (
+                ", ".join(f"{o.mutant.id} is {o.verdict} ({o.by})" for o in covered[:2]) or "another reason comes first"
+            )
+            out.append(f"{pattern}: {found}")
     return out
+
+
+def load_outcomes(file: Path, digest: str) -> list[Outcome]:
+    """What `to_json` wrote. Raises LookupError, with the file, where it is not that, or is about another spec."""
+    try:
+        read = json.loads(file.read_text(encoding="utf-8"))
+        outcomes = [Outcome(**{**item, "mutant": Mutant(**item["mutant"])}) for item in read["outcomes"]]
+        about = read["digest"]
+    except OSError as error:
+        raise LookupError(f"{file}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError):
+        raise LookupError(f"{file}: not what `rlt-verify mutate --json` writes") from None
+    if about != digest:
+        raise LookupError(f"{file} is about spec {about}, this is {digest}: run `rlt-verify mutate --json` again")
+    return outcomes
 
 
 # -- processes ------------------------------------------------------------------------------------------------
