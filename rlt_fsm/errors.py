@@ -85,7 +85,7 @@ KINDS = {
     "unused-given": "Nothing reads the given.",
     # systems
     "no-generation": "Not exactly one instance sort is the generation.",
-    "bad-property": "Not exactly one of always, sometimes, possible, leads_to.",
+    "bad-property": "Not exactly one of always, sometimes, possible, leads_to, rests.",
     "symmetry-and-liveness": "A scope drops states that differ only in numbering, and asks what those cannot answer.",
     "missing-given": "An instance is made without a number that its machine needs.",
     "wrong-place": "A per-generation machine as a shared instance, or the other way round.",

@@ -60,6 +60,9 @@ def _shown(path: Path) -> str:
         return f"{path.parent.name}/{path.name}"
 
 
+KINDS = ("always", "sometimes", "possible", "leads_to", "rests")  # of which a property has one
+
+
 class _Loader:
     def __init__(self) -> None:
         self.findings: list[Finding] = []
@@ -760,16 +763,22 @@ class _SystemReader:
     def prop(self, key: str, raw: Raw) -> model.Property:
         loader, span = self.loader, self.raw.entries["properties"].keys[key]
         answers = tuple(w.text for w in raw.words("answers"))
-        kinds = [k for k in ("always", "sometimes", "possible", "leads_to") if raw.get(k) is not None]
+        kinds = [k for k in KINDS if raw.get(k) is not None]
         if len(kinds) != 1:
             loader.error(
                 "bad-property",
-                f"property '{key}' has {len(kinds)} of always, sometimes, possible, leads_to",
+                f"property '{key}' has {len(kinds)} of {', '.join(KINDS)}",
                 span,
                 "give exactly one",
             )
             return model.Property(key, "always", TRUE, span=span)
         kind = kinds[0]
+        if kind == "rests":
+            if raw.word(kind) != "true":
+                loader.error(
+                    "bad-property", f"property '{key}' has rests: {raw.word(kind)}", span, "true, or no property"
+                )
+            return model.Property(key, kind, TRUE, None, raw.word("doc"), answers, span=span)
         if kind != "leads_to":
             formula = loader.expr(raw.entries[kind], self.scope(), BOOL)
             return model.Property(key, kind, formula, None, raw.word("doc"), answers, span=span)

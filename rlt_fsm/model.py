@@ -209,7 +209,7 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class Property:
-    """A question: `always`, `sometimes`, `leads_to`, `possible`, or `lemma` (an always that helps induction)."""
+    """A question: always, sometimes, leads_to, possible, rests, or lemma (an always that helps induction)."""
 
     name: str
     kind: str

@@ -289,7 +289,7 @@ def system_page(system: System, source: str = "../../spec/") -> str:
             [name, when, _changes(action), event + (f" with {fields}" if fields else ""), ", ".join(how), action.doc]
         )
     lines += _table(["Action", "When", "Changes", "Event", "How", "What it is"], rows)
-    for title, kinds in (("Properties", ("always", "possible", "leads_to")), ("Witnesses", ("sometimes",))):
+    for title, kinds in (("Properties", ("always", "possible", "leads_to", "rests")), ("Witnesses", ("sometimes",))):
         chosen = [p for p in system.properties if p.kind in kinds]
         if chosen:
             lines += ["", f"## {title}", ""]

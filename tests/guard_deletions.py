@@ -241,7 +241,7 @@ EDITS = (
         "handoff.yaml",
         "    when: {source_settled: source_released, destination_settled: destination_released}",
         "    when: {source_settled: source_released}",
-        ("handled:from_decode", "one_owner_each", "bounds:credits.live"),
+        ("handled:from_decode", "one_owner_each", "bounds:credits.live", "destination_credits_are_conserved"),
     ),
 )
 

@@ -329,7 +329,7 @@ def test_what_can_never_be_served_is_refused_by_name(checkpoint: Path, tmp_path:
     with PDEngine(checkpoint, config(max_pending_requests=1, decode_cache=CacheConfig(16))) as engine:
         with pytest.raises(ConfigError, match=r"decode_cache.num_blocks"):
             engine.add_request([5] * 90, SamplingParams(max_tokens=8))
-        with pytest.raises(ConfigError, match="token ids are from 0 to 63"):
+        with pytest.raises(ConfigError, match="prompt = 64: give an integer from 0 to 63"):
             engine.add_request([64], SamplingParams(max_tokens=8))
         engine.add_request([5] * 20, SamplingParams(max_tokens=8, ignore_eos=True))
         with pytest.raises(EngineOverloaded, match="max_pending_requests is 1"):

@@ -63,6 +63,11 @@ def find(trace: Trace, process: str, name: str, which: int = 0) -> int:
 
 
 SUMS = {
+    "d_decodes_within_its_slots",
+    "destination_credits_are_conserved",
+    "live_generations_are_counted",
+    "p_computes_within_its_slots",
+    "source_credits_are_conserved",
     "source_credits_are_promises",
     "credits_are_promises",
     "slots_are_conserved",

@@ -62,7 +62,8 @@ def test_generating_keeps_what_is_written_by_hand(tmp_path: Path) -> None:
     assert page(hotel(), text) == text
     assert text.startswith("# By hand\n") and text.endswith("Also by hand.\n")
     assert (
-        "| `beds_are_counted` | always | Rooms are neither lost nor made. | explicit, induction, cvc5 | F103 |" in text
+        "| `beds_are_counted` | always | Rooms are neither lost nor made. | explicit, induction, cvc5, spin | F103 |"
+        in text
     )
     assert "| `the_desk_knows` | beds_are_counted. |" in text and "| F103 | `beds_are_counted` |" in text
     assert "| other | 1 r, 1 b | beds 1 |" in text

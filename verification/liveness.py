@@ -4,6 +4,7 @@
 `leads_to`: no fair run has `from` and then never `to`. A run may stutter for ever in a state unless a
 weakly or strongly fair action is enabled there, so standing still is a run like any other and never
 counts as progress.
+`rests`: every fair run comes to a state in which nothing fair is enabled.
 
 The fair-run search is on strongly connected components: a component is discarded where a weakly fair
 group is enabled in all of its states and taken on none of its inner edges; where a strongly fair group
@@ -24,6 +25,7 @@ from rlt_fsm.expr import conj, neg
 from verification.explicit import Graph
 from verification.result import Result
 
+KINDS = ("possible", "leads_to", "rests")  # what is asked of runs, not of single states
 Bools = NDArray[np.bool_]
 Places = NDArray[np.int64]
 
@@ -58,9 +60,6 @@ class Edges:
             frontier = hit[first[hit] == number].astype(np.int64)
             reached[frontier] = True
         return reached
-
-
-REST = "comes_to_rest"
 
 
 def edges_of(graph: Graph) -> Edges:
@@ -110,17 +109,17 @@ def leads_to(graph: Graph, name: str, start: Bools, goal: Bools, scope: str) -> 
     return Result(name, "leads_to", "explicit", scope, "refuted", why, trace)
 
 
-def comes_to_rest(graph: Graph, scope: str) -> Result:
+def rests(graph: Graph, name: str, scope: str) -> Result:
     """Does every fair run come to where nothing is left that must happen? A shell that is offered the same again and
     again, and changes nothing by it, never does."""
     fair = np.array([bool(step.fair) for step in graph.flat.steps])
     busy = _mask(np.unique(graph.source[fair[graph.step]]).astype(np.int64), graph.store.count)
-    return replace(leads_to(graph, REST, busy, ~busy, scope), kind="rest")
+    return replace(leads_to(graph, name, busy, ~busy, scope), kind="rests")
 
 
 def check(graph: Graph, scope: str) -> list[Result]:
-    """Every `possible` and `leads_to` property of the system, and that it comes to rest."""
-    asked = [p for p in graph.flat.properties() if p[1].kind in ("possible", "leads_to")]
+    """Every property of the system that is not of single states."""
+    asked = [p for p in graph.flat.properties() if p[1].kind in KINDS]
     nodes = []
     for _, _, formula, target in asked:
         nodes += [formula] if target is None else [conj(formula, neg(target)), target]
@@ -129,9 +128,12 @@ def check(graph: Graph, scope: str) -> list[Result]:
     for name, item, _, _ in asked:
         if item.kind == "possible":
             out.append(possible(graph, name, next(truths), scope))
-        else:
+        elif item.kind == "leads_to":
             out.append(leads_to(graph, name, next(truths), next(truths), scope))
-    return [*out, comes_to_rest(graph, scope)]
+        else:
+            next(truths)
+            out.append(rests(graph, name, scope))
+    return out
 
 
 def _fair_component(graph: Graph, region: Bools) -> Bools | None:

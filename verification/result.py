@@ -29,7 +29,7 @@ class Result:
     """The answer to one question by one method."""
 
     name: str
-    kind: str  # always, lemma, handled, in_order, bounds, sometimes, possible, leads_to, induction
+    kind: str  # always, lemma, handled, in_order, bounds, sometimes, possible, leads_to, rests, induction
     method: str  # explicit, smt
     scope: str
     verdict: str  # proved, refuted, unknown

@@ -155,12 +155,12 @@ def _explore(
             say(f"{scope.name}: rows and guard outcomes")
             report.coverage.append(from_graph(found.graph, found.fired, spec.digest, known=report.coverage))
         asked = liveness.check(found.graph, scope.name)
-        report.results += [r for r in asked if not scope.asks or base_name(r.name) in (*scope.asks, liveness.REST)]
+        report.results += [r for r in asked if not scope.asks or base_name(r.name) in scope.asks]
     whole_suite = any(suite in s.suites for s in scopes)
     answered = {base_name(r.name) for r in report.results}
     for prop in system.properties:
         owed = whole_suite or any(not s.symmetry and (not s.asks or prop.name in s.asks) for s in scopes)
-        if prop.kind in ("possible", "leads_to") and owed and prop.name not in answered:
+        if prop.kind in liveness.KINDS and owed and prop.name not in answered:
             why = f"no scope of this run answers it: {'; '.join(silent) or 'none asks it'}"
             report.results.append(Result(prop.name, prop.kind, "explicit", suite, "unknown", why))
     if not whole_suite:

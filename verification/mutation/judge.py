@@ -239,7 +239,7 @@ def fall(flat: Flat, scope: ScopeDef, mutant: Mutant, weak: list[tuple[str, Resu
     asked = liveness.check(found.graph, scope.name)
     for result in asked:
         base = result.name.split("[")[0]
-        if result.verdict == "refuted" and (not scope.asks or base in (*scope.asks, liveness.REST)):
+        if result.verdict == "refuted" and (not scope.asks or base in scope.asks):
             return _Found(result)
     return _Found(witnessed=frozenset(found.witnessed))
 

@@ -28,7 +28,7 @@ APPLIES: dict[str, tuple[str, ...]] = {
     "leads_to": ("explicit",),
     "sometimes": ("explicit",),
     "refinement": ("refinement",),
-    "rest": ("explicit",),
+    "rests": ("explicit",),
     "ranking": ("ranking",),
     "agreement": ("explicit", "spin"),
 }

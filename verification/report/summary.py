@@ -44,10 +44,6 @@ BUILT_IN: dict[str, tuple[str, str]] = {
         "coverage by ranges",
         "Counting partitions loses nothing: D takes a prompt for whole exactly when every range has landed.",
     ),
-    "rest": (
-        "every fair run comes to rest",
-        "It reaches a state in which nothing is left that must happen: no shell is kept busy by what changes nothing.",
-    ),
     "ranking": (
         "every fair run is finite",
         "For any number of requests and chunks: a measure falls with every step that fairness does not end.",
