@@ -45,6 +45,13 @@ def check(spec: Spec) -> list[Finding]:
     return _Checker(spec).run()
 
 
+def ambiguous(spec: Spec, machine: Machine) -> list[Finding]:
+    """What the reader says of rows of `machine`, one of the spec's or a changed one, that can hold together."""
+    checker = _Checker(spec)
+    checker.rows(machine)
+    return [found for found in checker.found if found.kind in ("ambiguous-rows", "shadowed-ignore")]
+
+
 def overlap(left: Iterable[Node], right: Iterable[Node]) -> dict[str, str] | None:
     """Values under which all of `left` and all of `right` hold, or None where there are none.
 

@@ -8,7 +8,9 @@ What counts as refuted, strongest first (`evidence`):
 - `order`: a message is said while one of its rank or above is on its way (twice, or after what should follow it).
   That is a defect of its own: the receiver's table is proved for messages in order, each once, and beyond that send
   the flags of the model no longer say what is on the pipe, so that nothing stronger can be asked there;
-- `witness`: a `sometimes` that no scope shows any more.
+- `witness`: a `sometimes` that no scope shows any more;
+- `reader`: two rows can hold at once, so that the spec is not even read. For such a mutant only the scopes of up to
+  `STATES_SMALL` states are searched for something stronger.
 A weaker one is kept only where every scope was searched past it for a stronger one: behind a broken `always` by
 leaving that property out, behind an order by not taking that send. Lemmas and bounds of counters are the protocol's
 bookkeeping and never count; behind a bound the search lets the counter go below zero.
@@ -27,9 +29,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from rlt_fsm.check import ambiguous
 from rlt_fsm.expr import INT, Const, Node, conj, refs
 from rlt_fsm.ground import Flat, ground
-from rlt_fsm.model import ScopeDef, System
+from rlt_fsm.model import ScopeDef, Spec, System
 from verification import liveness
 from verification.explicit import Graph, search
 from verification.mutation.difference import Dead, Parting, dead_values, parting
@@ -38,9 +41,10 @@ from verification.mutation.mutants import Mutant, Variant
 from verification.result import Result
 
 REFUTED, REDUNDANT, EQUIVALENT, UNCLASSIFIED = "refuted", "redundant", "equivalent", "unclassified"
-EVIDENCE = ("world", "handled", "machines", "order", "witness")
+EVIDENCE = ("world", "handled", "machines", "order", "witness", "reader")
 GENERATIONS = 2  # that the induction spells out
 STATES_MAX = 3_000_000  # of one mutant in one scope
+STATES_SMALL = 100_000
 BELOW_ZERO = (-2, -4)  # how far a counter is followed
 
 
@@ -70,11 +74,16 @@ class Explored:
 class Basis:
     """What every mutant is compared with. Made once, then shared by all who judge."""
 
-    system: System
+    spec: Spec
     explored: list[Explored]  # smallest first
     unbounded: Flat  # the sizes of the induction
     invariant: bool  # the induction holds on it
     solver: Solver | None = field(default=None, repr=False)
+
+    @property
+    def system(self) -> System:
+        """The spec's own."""
+        return self.spec.need_system()
 
 
 @dataclass(slots=True)
@@ -86,9 +95,10 @@ class _Found:
     why: str = ""  # why not
 
 
-def basis(system: System, suite: str = "quick") -> Basis:
+def basis(spec: Spec, suite: str = "quick") -> Basis:
     """Search the scopes of `suite` and prove the invariant. Raises ValueError where the spec itself does not hold."""
     explored = []
+    system = spec.need_system()
     for scope in system.scopes.values():
         if suite not in scope.suites or scope.symmetry:
             continue
@@ -104,7 +114,7 @@ def basis(system: System, suite: str = "quick") -> Basis:
 
     unbounded = spelled_out(system)
     invariant = all(r.holds for r in Induction(unbounded).run())
-    return Basis(system, explored, unbounded, invariant)
+    return Basis(spec, explored, unbounded, invariant)
 
 
 def spelled_out(system: System) -> Flat:
@@ -124,10 +134,13 @@ def judge(basis: Basis, variant: Variant, equivalents: Mapping[str, str]) -> Out
     if everywhere and basis.invariant and _excluded(basis, everywhere):
         return Outcome(mutant, REDUNDANT, "no state of the invariant tells them apart", "induction")
     weak: list[tuple[str, Result]] = []
+    unread = _unread(basis, system)
     witnessed: set[str] | None = set()
     reasons: list[str] = []
     parted = ""
     for explored in basis.explored:
+        if unread and explored.graph.store.count > STATES_SMALL:
+            break
         flat = ground(system, explored.scope.sizes, explored.scope.consts, explored.scope.start)
         first = first_parting(explored, flat, dead)
         if first is None:
@@ -142,6 +155,10 @@ def judge(basis: Basis, variant: Variant, equivalents: Mapping[str, str]) -> Out
             reasons.append(f"{explored.scope.name}: {found.why}")
         elif witnessed is not None:
             witnessed |= found.witnessed
+    if unread:
+        if weak:
+            return _refuted(mutant, *min(weak, key=lambda item: EVIDENCE.index(item[0])))
+        return Outcome(mutant, REFUTED, unread, "reader", "none")
     if everywhere and not parted:
         scopes = ", ".join(e.scope.name for e in basis.explored)
         return Outcome(mutant, REDUNDANT, f"no reachable state of {scopes} tells them apart", "every reachable state")
@@ -156,6 +173,13 @@ def judge(basis: Basis, variant: Variant, equivalents: Mapping[str, str]) -> Out
     if not parted:
         return Outcome(mutant, UNCLASSIFIED, "the effect means nothing in the world, so that no property can miss it")
     return Outcome(mutant, UNCLASSIFIED, "; ".join([f"parts from the spec after {parted}; nothing falls", *reasons]))
+
+
+def _unread(basis: Basis, system: System) -> str:
+    """Why the reader would not take the changed system, as far as its rows can hold together; empty where it would."""
+    before = basis.system.machines
+    changed = [m for name, m in system.machines.items() if m is not before[name]]
+    return "; ".join(found.message for machine in changed for found in ambiguous(basis.spec, machine))
 
 
 def _refuted(mutant: Mutant, evidence: str, result: Result) -> Outcome:

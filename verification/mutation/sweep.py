@@ -75,14 +75,13 @@ def mutate(
     Raises LookupError where no id begins so, ValueError where the spec does not hold before any change.
     """
     started = time.perf_counter()
-    system = spec.need_system()
-    all_of_them = list(variants(system))
+    all_of_them = list(variants(spec.need_system()))
     chosen = [v for v in all_of_them if v.mutant.id.startswith(only)]
     if not chosen:
         raise LookupError(f"no mutant '{only}...'; ids look like {all_of_them[0].mutant.id}")
     say = progress or (lambda text: None)
     say(f"the spec itself: scopes of suite '{suite}', and the induction")
-    ground_truth = basis(system, suite)
+    ground_truth = basis(spec, suite)
     sweep = Sweep(digest=spec.digest)
     said = started
     for outcome in _judged(ground_truth, chosen, equivalents, jobs or os.cpu_count() or 1):
