@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+MUTANTS = $(addprefix --mutants ,$(wildcard runs/proof/mutants.json))
 
-.PHONY: demo test check verify render setup clean
+.PHONY: demo test check verify mutate render setup clean
 .DEFAULT_GOAL := help
 
 help:            ## list the targets
@@ -34,8 +35,13 @@ check: $(STAMP)  ## lint, types, and that documents and diagrams are up to date
 	$(BIN)/rlt-spec render --check
 	$(BIN)/python -m verification.report.document --check
 
-verify: $(STAMP) ## prove the shipped spec, quick scopes
-	$(BIN)/rlt-verify run --scope quick
+verify: $(STAMP) ## prove the shipped spec: every scope, every method (needs spin and gcc); a page in runs/proof
+	@mkdir -p runs/proof
+	$(BIN)/rlt-verify run --scope full --backend all --report runs/proof/proof.html $(MUTANTS)
+
+mutate: $(STAMP) ## break the spec in every small way: each break shows, or is known to mean nothing
+	@mkdir -p runs/proof
+	$(BIN)/rlt-verify mutate --json runs/proof/mutants.json
 
 render: $(STAMP) ## regenerate docs/machines and the tables of docs/proof.md from spec/
 	$(BIN)/rlt-spec render

@@ -60,7 +60,7 @@ def _shown(path: Path) -> str:
         return f"{path.parent.name}/{path.name}"
 
 
-KINDS = ("always", "sometimes", "possible", "leads_to", "rests")  # of which a property has one
+QUESTIONS = ("always", "sometimes", "possible", "leads_to", "rests")  # of which a property has one
 
 
 class _Loader:
@@ -763,11 +763,11 @@ class _SystemReader:
     def prop(self, key: str, raw: Raw) -> model.Property:
         loader, span = self.loader, self.raw.entries["properties"].keys[key]
         answers = tuple(w.text for w in raw.words("answers"))
-        kinds = [k for k in KINDS if raw.get(k) is not None]
+        kinds = [k for k in QUESTIONS if raw.get(k) is not None]
         if len(kinds) != 1:
             loader.error(
                 "bad-property",
-                f"property '{key}' has {len(kinds)} of {', '.join(KINDS)}",
+                f"property '{key}' has {len(kinds)} of {', '.join(QUESTIONS)}",
                 span,
                 "give exactly one",
             )
