@@ -87,11 +87,16 @@ def possible(graph: Graph, name: str, goal: Bools, scope: str) -> Result:
     )
 
 
-def leads_to(graph: Graph, name: str, start: Bools, goal: Bools, scope: str) -> Result:
-    """Does every fair run that has `start` have `goal` then or later?"""
+def leads_to(graph: Graph, name: str, start: Bools, goal: Bools, scope: str, resting: Bools | None = None) -> Result:
+    """Does every fair run that has `start` have `goal` then or later?
+
+    resting: the states in which nothing fair is enabled, where it is known that every fair run comes to one again and
+    again. One that never has `goal` comes to one without it, and can as well stay there: no cycle need be looked for.
+    """
     inside = ~goal
     region = edges_of(graph).closure(start & inside, inside)
-    component = _fair_component(graph, region)
+    ends = resting is not None and not (region & resting).any()
+    component = None if ends else _fair_component(graph, region)
     if component is None:
         return Result(name, "leads_to", "explicit", scope, "proved", figures={"states": int(region.sum())})
     edges = edges_of(graph)
@@ -109,12 +114,10 @@ def leads_to(graph: Graph, name: str, start: Bools, goal: Bools, scope: str) -> 
     return Result(name, "leads_to", "explicit", scope, "refuted", why, trace)
 
 
-def rests(graph: Graph, name: str, scope: str) -> Result:
+def rests(graph: Graph, name: str, resting: Bools, scope: str) -> Result:
     """Does every fair run come to where nothing is left that must happen? A shell that is offered the same again and
     again, and changes nothing by it, never does."""
-    fair = np.array([bool(step.fair) for step in graph.flat.steps])
-    busy = _mask(np.unique(graph.source[fair[graph.step]]).astype(np.int64), graph.store.count)
-    return replace(leads_to(graph, name, busy, ~busy, scope), kind="rests")
+    return replace(leads_to(graph, name, ~resting, resting, scope), kind="rests")
 
 
 def check(graph: Graph, scope: str) -> list[Result]:
@@ -124,15 +127,21 @@ def check(graph: Graph, scope: str) -> list[Result]:
     for _, _, formula, target in asked:
         nodes += [formula] if target is None else [conj(formula, neg(target)), target]
     truths = iter(graph.evaluate_all(nodes))
+    fair = np.array([bool(step.fair) for step in graph.flat.steps], bool)
+    resting = ~_mask(graph.source[fair[graph.step]], graph.store.count)
+    settles = any(p[1].kind != "possible" for p in asked) and _fair_component(graph, ~resting) is None
     out = []
     for name, item, _, _ in asked:
+        truth = next(truths)
         if item.kind == "possible":
-            out.append(possible(graph, name, next(truths), scope))
+            out.append(possible(graph, name, truth, scope))
         elif item.kind == "leads_to":
-            out.append(leads_to(graph, name, next(truths), next(truths), scope))
+            out.append(leads_to(graph, name, truth, next(truths), scope, resting if settles else None))
+        elif settles:
+            figures = {"states": int((~resting).sum())}
+            out.append(Result(name, "rests", "explicit", scope, "proved", figures=figures))
         else:
-            next(truths)
-            out.append(rests(graph, name, scope))
+            out.append(rests(graph, name, resting, scope))
     return out
 
 
