@@ -36,9 +36,10 @@ def flat_of(scope: str, paths: list[Path] | None = None, **consts: int) -> Flat:
 
 
 @installed
-@pytest.mark.parametrize("scope", ["no_slot", "one_from_start", "one_long"])
+@pytest.mark.parametrize("scope", ["no_slot", "one_from_start", "one_long", "two_share"])
 def test_spin_stores_the_same_states(scope: str) -> None:
-    """Goal: two searches that share no code see one system. Method: verdicts, and the number of states, by both."""
+    """Goal: two searches that share no code see one system. Method: verdicts, and the number of states, by both.
+    In two_share, two states differ only in a variable that no guard and no `always` reads."""
     flat = flat_of(scope)
     ours = explicit.search(flat, scope, lemmas=False)
     theirs = spin.check(flat, scope)
