@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from rlt_fsm.expr import BOOL, Const, evaluate
 from rlt_fsm.ground import Flat, ground
@@ -92,11 +93,22 @@ def test_the_vectorised_search_agrees_with_a_plain_one(consts: dict[str, int]) -
     assert (figures["states"], figures["transitions"]) == plain_search(flat)
 
 
+class Blunt(StateStore):
+    """A store whose hash is poor: two slots, two tags (one negative), each rows of both."""
+
+    def _hash(self, rows: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        number = rows[:, 0].astype(np.int64)
+        return number & 1, (number & 2) - 1 << 32
+
+
 @settings(max_examples=50, deadline=None)
-@given(st.lists(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 3)), max_size=60), max_size=8))
-def test_the_store_numbers_each_row_once(batches: list[list[tuple[int, int]]]) -> None:
-    """Goal: the hash table is exact under repeats and collisions. Method: a dictionary as oracle."""
-    store, oracle = StateStore(words=2, capacity=4), {}
+@given(
+    st.sampled_from((StateStore, Blunt)),
+    st.lists(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 3)), max_size=60), max_size=8),
+)
+def test_the_store_numbers_each_row_once(kind: type[StateStore], batches: list[list[tuple[int, int]]]) -> None:
+    """Goal: the hash table is exact under repeats and collisions, of slots and of tags. Method: a dictionary."""
+    store, oracle = kind(words=2, capacity=4), {}
     for batch in batches:
         rows = np.array(batch, np.uint64).reshape(-1, 2)
         before = len(oracle)

@@ -1,4 +1,8 @@
-"""A set of packed states with numbers: NumPy rows in a hash table, exact (rows are compared, not hashes)."""
+"""A set of packed states with numbers: NumPy rows in a hash table, exact.
+
+A slot of the table has the number of a row, and half of its hash as a tag, so that a row of another hash is passed
+over without being read; two rows of one tag are compared whole.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,8 @@ Ids = NDArray[np.int64]
 
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 _STEP = np.uint64(0xBF58476D1CE4E5B9)
-_EMPTY = -1
+_NUMBER = np.int64((1 << 32) - 1)  # of a slot, what is the row's number; above it is the tag
+_EMPTY = -1  # no row has this number
 
 
 class StateStore:
@@ -20,13 +25,14 @@ class StateStore:
         self.words = words
         self.count = 0
         self.rows: Rows = np.empty((capacity, words), np.uint64)
-        self.table: NDArray[np.int32] = np.full(capacity * 4, _EMPTY, np.int32)
+        self.table: NDArray[np.int64] = np.full(capacity * 4, _EMPTY, np.int64)
 
     def nbytes(self) -> int:
         """Memory held, in bytes."""
         return int(self.rows.nbytes + self.table.nbytes)
 
-    def _hash(self, rows: Rows) -> NDArray[np.int64]:
+    def _hash(self, rows: Rows) -> tuple[Ids, Ids]:
+        """Of each row the slot at which it is looked for first, and its tag."""
         value = rows[:, 0] * _MIX
         for word in range(1, self.words):
             value ^= value >> np.uint64(31)
@@ -35,7 +41,8 @@ class StateStore:
         value ^= value >> np.uint64(29)
         value *= _MIX
         value ^= value >> np.uint64(32)
-        return (value & np.uint64(len(self.table) - 1)).astype(np.int64)
+        number = value.view(np.int64)
+        return number & (len(self.table) - 1), number & ~_NUMBER
 
     def _reserve(self, extra: int) -> None:
         need = self.count + extra
@@ -47,52 +54,61 @@ class StateStore:
             size = len(self.table)
             while 2 * need > size:
                 size *= 2
-            self.table = np.full(size, _EMPTY, np.int32)
-            self._place(np.arange(self.count))
+            self.table = np.full(size, _EMPTY, np.int64)
+            self._place()
 
-    def _place(self, ids: Ids) -> None:
-        """Put rows already known to differ into an empty table."""
-        slots = self._hash(self.rows[: self.count])
+    def _place(self) -> None:
+        """Put all rows, known to differ, into an empty table."""
+        slots, entries = self._hash(self.rows[: self.count])
+        entries |= np.arange(self.count)
         mask = len(self.table) - 1
-        while ids.size:
-            free = self.table[slots] == _EMPTY
-            self.table[slots[free]] = ids[free]
-            lost = self.table[slots] != ids
-            ids, slots = ids[lost], (slots[lost] + 1) & mask
+        while entries.size:
+            free = self.table.take(slots) == _EMPTY
+            self.table[slots.compress(free)] = entries.compress(free)
+            lost = self.table.take(slots) != entries
+            entries, slots = entries.compress(lost), (slots.compress(lost) + 1) & mask
 
     def add(self, rows: Rows) -> tuple[Ids, Ids]:
         """Insert `rows` [n, words]; return (the number of each row [n], the places of the new ones)."""
         n = len(rows)
         self._reserve(n)
         base = self.count
-        self.rows[base : base + n] = rows
+        self.rows[base : base + n] = rows  # so that a row of this batch can be compared as those before it
         found = np.empty(n, np.int64)
-        slots = self._hash(rows)
         home = np.empty(n, np.int64)
+        slots, tags = self._hash(rows)
         pending = np.arange(n)
+        entries = tags | (base + pending)
         mask = len(self.table) - 1
         won: list[Ids] = []
         while pending.size:
-            current = self.table[slots].astype(np.int64)
+            current = self.table.take(slots)
             empty = current == _EMPTY
             if empty.any():
-                claim = pending[empty]
-                self.table[slots[empty]] = (base + claim).astype(np.int32)
-                current = self.table[slots].astype(np.int64)
-                winner = current == base + pending
-                if winner.any():
-                    place = pending[winner]
-                    won.append(place)
-                    home[place] = slots[winner]
-                    found[place] = base + place
-            same = (self.rows[current] == rows[pending]).all(axis=1)
-            found[pending[same]] = current[same]
-            keep = ~same
-            pending, slots = pending[keep], (slots[keep] + 1) & mask
+                self.table[slots.compress(empty)] = entries.compress(empty)
+                current = self.table.take(slots)
+                winner = current == entries
+                place = pending.compress(winner)
+                won.append(place)
+                home[place] = slots.compress(winner)
+                found[place] = base + place
+                passed = ~winner
+            else:
+                passed = np.ones(len(pending), bool)
+            alike = np.flatnonzero(passed & (current ^ entries <= _NUMBER) & (current ^ entries >= 0))
+            number, place = current.take(alike) & _NUMBER, pending.take(alike)
+            same = self.rows.take(number, axis=0) == rows.take(place, axis=0)
+            if not same.all():
+                equal = same.all(axis=1)
+                alike, number, place = alike.compress(equal), number.compress(equal), place.compress(equal)
+            found[place] = number
+            passed[alike] = False
+            pending, entries = pending.compress(passed), entries.compress(passed)
+            slots = (slots.compress(passed) + 1) & mask
         new = np.sort(np.concatenate(won)) if won else np.empty(0, np.int64)
         final = np.arange(base, base + len(new))
-        self.table[home[new]] = final.astype(np.int32)
-        self.rows[final] = rows[new]
+        self.table[home.take(new)] = tags.take(new) | final
+        self.rows[base : base + len(new)] = rows.take(new, axis=0)
         if len(new) != n:
             renumber = np.full(n, -1, np.int64)
             renumber[new] = final

@@ -200,7 +200,7 @@ class Update:
         self, rows: NDArray[np.uint64], idx: NDArray[np.int64], columns: dict[str, Column]
     ) -> tuple[NDArray[np.uint64], str]:
         """The successors of the rows `idx`, and the name of a variable that left its range, or ''."""
-        out = rows[idx]
+        out = rows.take(idx, axis=0)
         data = out.view(np.uint8)
         wrong = ""
         late = []
@@ -221,7 +221,7 @@ class Update:
         self, place: Field, value: Node, names: Sequence[str], columns: dict[str, Column], idx: NDArray[np.int64]
     ) -> Column:
         """The exact value that one variable gets in the rows `idx`, whether or not it fits."""
-        local = {name: columns[name][idx] for name in names}
+        local = {name: columns[name].take(idx) for name in names}
         if place.var.name in self.wide:
             local = {name: c if c.dtype == bool else c.astype(np.int64) for name, c in local.items()}
         return evaluate_columns(value, local)
